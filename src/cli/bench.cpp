@@ -1,0 +1,170 @@
+// sps bench: a training step of any recipe, timed beside the matrix-product ceiling of the same machine.
+#include <algorithm>
+#include <vector>
+
+#include "base/json.h"
+#include "base/progress.h"
+#include "base/rng.h"
+#include "base/threads.h"
+#include "cli/bench_gemm.h"
+#include "cli/cli.h"
+#include "data/batch.h"
+#include "model/flops.h"
+#include "model/load.h"
+#include "ops/clip/clip.h"
+#include "optim/adamw_optimizer.h"
+#include "score/model_input.h"
+#include "train/run_config.h"
+
+namespace sps {
+
+namespace {
+
+struct BenchArguments {
+  std::string source;
+  std::vector<std::string> overrides;
+  int steps = 10;
+  double seconds = 0;
+  bool ceiling = true, json = false;
+};
+
+struct Sample {
+  double median = 0, low = 0, high = 0;  // seconds
+};
+
+Sample summarise(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  return {times[times.size() / 2], times.front(), times.back()};
+}
+
+// One whole step on random ids with a document border about every 200 tokens: forward, backward, gradient norm,
+// clipping, AdamW. Validation, saving and reading data are not in it.
+class StepBench {
+ public:
+  explicit StepBench(const RunConfig& config, const ModelConfig& model_config)
+      : config_(config),
+        model_(model_config, {.compute = compute_dtype(config.run.dtype),
+                              .max_rows = config.train.micro_batch * model_config.context}),
+        optimizer_(model_.store()) {
+    model_.store().initialise(uint64_t(config.train.seed));
+    const Rng rng(0, "bench");
+    const int64_t length = model_config.context, micro = config.train.micro_batch;
+    std::vector<int32_t> window;
+    for (int64_t m = 0; m < config.train.global_batch / micro; ++m) {
+      window.clear();
+      for (int64_t i = 0; i < micro * (length + 1); ++i) {
+        const auto n = uint64_t(m * micro * (length + 1) + i);
+        window.push_back(rng.below(2 * n, 200) == 0 ? int32_t(model_config.eot)
+                                                    : int32_t(rng.below(2 * n + 1, uint64_t(model_config.eot))));
+      }
+      batches_.emplace_back();
+      batches_.back().fill(window, length, special_ids(model_config));
+      scored_ += batches_.back().scored;
+    }
+  }
+
+  double step() {
+    const double began = monotonic_seconds();
+    ParameterStore& store = model_.store();
+    store.zero_gradients(ex_);
+    for (const Batch& b : batches_) model_.train(model_input(b), 1.0 / double(scored_));
+    const double norm = gradient_norm(ex_, store).norm;
+    ops::AdamW settings;
+    settings.lr = 1e-4;
+    optimizer_.step(ex_, store, settings, ops::clip_factor(norm, config_.optim.clip));
+    return monotonic_seconds() - began;
+  }
+  const Model& model() const { return model_; }
+  int64_t tokens() const { return config_.train.global_batch * model_.config().context; }
+
+ private:
+  RunConfig config_;
+  Exec ex_;
+  Model model_;
+  AdamWOptimizer optimizer_;
+  std::vector<Batch> batches_;
+  int64_t scored_ = 0;
+};
+
+void bench_train(const BenchArguments& args) {
+  const RunConfig config = load_run_config(args.source, args.overrides);
+  if (config.run.threads > 0) set_thread_count(int(config.run.threads));
+  const ModelConfig model_config = resolve(config.model);
+  StepBench bench(config, model_config);
+  bench.step(), bench.step();  // warm-up: scratch grows, primitives are made
+  std::vector<double> times, ceilings;
+  const double began = monotonic_seconds();
+  const DType dtype = bench.model().options().compute;
+  while (int(times.size()) < args.steps || monotonic_seconds() - began < args.seconds) {
+    times.push_back(bench.step());
+    // Interleaved, so that both see the same machine.
+    if (args.ceiling && times.size() % 4 == 1) ceilings.push_back(gemm_flops_per_second(dtype));
+  }
+  const Sample s = summarise(times);
+  const double tokens = double(bench.tokens());
+  const double required = 3 * flops_required(model_config, model_config.context).total() * tokens;
+  const double executed = 3 * flops_executed(bench.model().plan(), model_config.context).total() * tokens;
+  nlohmann::ordered_json j{{"recipe", config.name},
+                           {"dtype", dtype_name(dtype)},
+                           {"threads", omp_get_max_threads()},
+                           {"parameters", bench.model().parameters().count()},
+                           {"tokens_per_step", bench.tokens()},
+                           {"steps", times.size()},
+                           {"seconds_per_step", s.median},
+                           {"seconds_low", s.low},
+                           {"seconds_high", s.high},
+                           {"tokens_per_second", tokens / s.median},
+                           {"required_gflops", required / s.median * 1e-9},
+                           {"executed_gflops", executed / s.median * 1e-9}};
+  if (args.ceiling) {
+    const double ceiling = *std::max_element(ceilings.begin(), ceilings.end());
+    j["ceiling_gflops"] = ceiling * 1e-9;
+    j["executed_of_ceiling"] = executed / s.median / ceiling;
+  }
+  if (args.json) {
+    fmt::print("{}\n", dump_json(j));
+    return;
+  }
+  for (const auto& [key, value] : j.items())
+    fmt::print("{:<22}{}\n", key,
+               value.is_string()         ? value.get<std::string>()
+               : value.is_number_float() ? fmt::format("{:.6g}", value.get<double>())
+                                         : value.dump());
+}
+
+void bench_gemm(bool json) {
+  nlohmann::ordered_json j;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    if (dtype == DType::bf16 && compute_dtype("auto") != DType::bf16) continue;
+    j[std::string(dtype_name(dtype)) + "_gflops"] = gemm_flops_per_second(dtype) * 1e-9;
+  }
+  if (json)
+    fmt::print("{}\n", dump_json(j));
+  else
+    for (const auto& [key, value] : j.items()) fmt::print("{:<14}{:.0f}\n", key, value.get<double>());
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  CLI::App* cmd = app.add_subcommand("bench", "Measure speed on this machine");
+  cmd->require_subcommand(1);
+  cmd->footer("Examples:\n  sps bench train demo_sps_w16_4m --json\n  sps bench gemm");
+
+  auto args = std::make_shared<BenchArguments>();
+  CLI::App* train = cmd->add_subcommand("train", "Training steps of a recipe, beside the matrix-product ceiling");
+  train->add_option("recipe", args->source, "Recipe or TOML file")->required();
+  train->add_option("overrides", args->overrides, "key=value settings");
+  train->add_option("--steps", args->steps, "Timed steps, at least")->capture_default_str()->check(CLI::PositiveNumber);
+  train->add_option("--seconds", args->seconds, "Keep on for this long")->capture_default_str();
+  train->add_flag("!--no-ceiling", args->ceiling, "Skip measuring the ceiling");
+  train->add_flag("--json", args->json, "Print one JSON object");
+  train->callback([args] { bench_train(*args); });
+
+  auto json = std::make_shared<bool>(false);
+  CLI::App* gemm = cmd->add_subcommand("gemm", "The matrix-product ceiling: oneDNN on square matrices");
+  gemm->add_flag("--json", *json, "Print one JSON object");
+  gemm->callback([json] { bench_gemm(*json); });
+}
+
+}  // namespace sps

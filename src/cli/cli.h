@@ -1,0 +1,25 @@
+// The command line: main and one small file per sub-command. Each adds itself to the app; its callback does the work.
+// Errors leave as sps::Error and become one sentence on standard error and exit status 1 or 2.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+#include <vector>
+
+namespace sps {
+
+int run_command_line(int argc, const char* const* argv);
+
+void add_prepare(CLI::App& app);
+void add_train(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_info(CLI::App& app);
+void add_bench(CLI::App& app);
+void add_report(CLI::App& app);
+
+// A sub-command's exit status other than 0 (interrupted training).
+void set_exit_status(int status);
+
+}  // namespace sps

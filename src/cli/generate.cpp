@@ -1,0 +1,73 @@
+#include <cstdio>
+
+#include "base/json.h"
+#include "base/threads.h"
+#include "cli/cli.h"
+#include "data/tokenizer.h"
+#include "infer/generate.h"
+#include "model/load.h"
+
+namespace sps {
+
+namespace {
+
+struct GenerateArguments {
+  std::string checkpoint, prompt, tokenizer = "bytes", dtype = "auto";
+  GenerateOptions options;
+  int threads = 0;
+  bool json = false;
+};
+
+void run_generate(GenerateArguments& args) {
+  check(args.options.sampling);
+  if (args.threads > 0) set_thread_count(args.threads);
+  const DType dtype = compute_dtype(args.dtype);
+  const auto tokenizer = make_tokenizer(args.tokenizer);
+  const LoadedModel loaded = load_model(args.checkpoint, dtype);
+  const ModelConfig& config = loaded.model->config();
+  if (tokenizer->eot() != config.eot)
+    fail("{} was trained with the end-of-text id {}, the tokenizer '{}' has {}", args.checkpoint, config.eot,
+         args.tokenizer, tokenizer->eot());
+  args.options.ids = tokenizer->vocab_size();
+  std::vector<int32_t> prompt;
+  tokenizer->encode(args.prompt, prompt);
+  // The text appears as it is drawn, so the prompt stands before it.
+  if (!args.json) fmt::print("{}", args.prompt);
+  const std::vector<int32_t> ids = generate(*loaded.model, prompt, args.options, [&](int32_t id) {
+    if (args.json) return;
+    fmt::print("{}", tokenizer->decode(std::span(&id, 1)));
+    std::fflush(stdout);
+  });
+  if (args.json)
+    fmt::print("{}\n", dump_json(nlohmann::ordered_json{{"prompt", args.prompt},
+                                                        {"prompt_tokens", prompt.size()},
+                                                        {"new_tokens", ids.size()},
+                                                        {"text", tokenizer->decode(ids)}}));
+  else
+    fmt::print("\n");
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  auto args = std::make_shared<GenerateArguments>();
+  CLI::App* cmd = app.add_subcommand("generate", "Continue a prompt");
+  cmd->footer("Example:\n  sps generate runs/demo_sps_w16_tok_4m --prompt 'The list' --tokens 200 --temperature 0.8");
+  cmd->add_option("checkpoint", args->checkpoint, "Checkpoint, or run directory (its latest)")->required();
+  cmd->add_option("-p,--prompt", args->prompt, "Text to continue; empty starts a new document");
+  cmd->add_option("-n,--tokens", args->options.max_new, "New tokens at the most")->capture_default_str();
+  cmd->add_option("--temperature", args->options.sampling.temperature, "0 = always the most likely token")
+      ->capture_default_str();
+  cmd->add_option("--top-k", args->options.sampling.top_k, "Only the k most likely tokens; 0 = all")
+      ->capture_default_str();
+  cmd->add_option("--top-p", args->options.sampling.top_p, "Only the smallest set with this probability")
+      ->capture_default_str();
+  cmd->add_option("--seed", args->options.sampling.seed, "Seed of the draws")->capture_default_str();
+  cmd->add_option("--tokenizer", args->tokenizer, "Tokenizer: bytes")->capture_default_str();
+  cmd->add_option("--dtype", args->dtype, "auto, bf16, f32, f64")->capture_default_str();
+  cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
+  cmd->add_flag("--json", args->json, "Print one JSON object");
+  cmd->callback([args] { run_generate(*args); });
+}
+
+}  // namespace sps

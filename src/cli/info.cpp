@@ -1,0 +1,137 @@
+#include <filesystem>
+
+#include "base/progress.h"
+#include "cli/cli.h"
+#include "model/describe.h"
+#include "model/load.h"
+#include "train/run_config.h"
+#include "train/trainer.h"
+
+namespace sps {
+
+namespace {
+
+struct InfoArguments {
+  std::string source;
+  std::vector<std::string> overrides;
+  DescribeOptions options;
+  bool json = false;
+};
+
+// FLOPs of the whole run: a phased run trains the standard model first.
+struct RunFlops {
+  double published, required, executed;
+};
+RunFlops run_flops(const RunConfig& run, const ModelConfig& model, int64_t length) {
+  const auto sum = [&](const ModelConfig& c) {
+    return RunFlops{flops_published(c, length).total(), flops_required(c, length).total(),
+                    flops_executed(make_plan(c), length).total()};
+  };
+  const double at = run.phase.at, tokens = 3 * double(run.train.tokens);
+  const RunFlops after = sum(model), before = at > 0 ? sum(first_phase_model(model)) : after;
+  const auto mix = [&](double RunFlops::*f) { return tokens * (at * before.*f + (1 - at) * after.*f); };
+  return {mix(&RunFlops::published), mix(&RunFlops::required), mix(&RunFlops::executed)};
+}
+
+nlohmann::ordered_json run_json(const RunConfig& run, const RunFlops& flops) {
+  const Schedule schedule = run.make_schedule();
+  return {{"tokens", run.train.tokens},
+          {"steps", schedule.steps()},
+          {"batch_tokens", schedule.batch_tokens},
+          {"micro_batch", run.train.micro_batch},
+          {"lr", run.optim.lr},
+          {"min_lr", run.optim.min_lr},
+          {"warmup_tokens", run.schedule.warmup_tokens},
+          {"decay_tokens", run.schedule.decay_tokens},
+          {"phase_at", run.phase.at},
+          {"flops",
+           {{"published", flops.published}, {"required", flops.required}, {"executed", flops.executed}}}};
+}
+
+std::string run_text(const RunConfig& run, const RunFlops& flops) {
+  const Schedule schedule = run.make_schedule();
+  const auto count = [](int64_t n) { return human_count(double(n)); };
+  std::string out = fmt::format("\nTraining: {} tokens in {} steps of {}\n", count(run.train.tokens),
+                                grouped(schedule.steps()), grouped(schedule.batch_tokens));
+  out += fmt::format("  {:<22}{:g} to {:g}; warm-up {} tokens, decay over the last {}\n", "learning rate",
+                     run.optim.lr, run.optim.min_lr, count(run.schedule.warmup_tokens),
+                     count(run.schedule.decay_tokens));
+  out += fmt::format("  {:<22}{} sequences, {} in one pass\n", "batch", run.train.global_batch,
+                     run.train.micro_batch);
+  if (run.phase.at > 0)
+    out += fmt::format("  {:<22}the standard model for the first {:g} % of the tokens\n", "phasing",
+                       100 * run.phase.at);
+  out += fmt::format("  {:<22}{:>16}{:>18}{:>18}\n", "FLOPs (columns above)",
+                     fmt::format("{:.3e}", flops.published), fmt::format("{:.3e}", flops.required),
+                     fmt::format("{:.3e}", flops.executed));
+  return out;
+}
+
+void print(const Description& d, const RunConfig& run, bool json) {
+  const RunFlops flops = run_flops(run, d.config(), d.options.length);
+  if (!json) {
+    fmt::print("{}{}", to_text(d), run_text(run, flops));
+    return;
+  }
+  nlohmann::ordered_json j = to_json(d);
+  j["training"] = run_json(run, flops);
+  fmt::print("{}\n", dump_json(j));
+}
+
+void info(InfoArguments& args) {
+  RunConfig run;
+  ModelConfig model;
+  std::string note;
+  if (std::filesystem::is_directory(args.source)) {
+    if (!args.overrides.empty())
+      usage_error("{} is a checkpoint: its model is what it is, expected no {}", args.source,
+                  args.overrides[0]);
+    const LoadedCheckpoint checkpoint =
+        load_checkpoint(find_checkpoint(args.source), CheckpointParts::weights);
+    bind(run).set_from_json(checkpoint.config, (checkpoint.path / kConfigFile).string());
+    model = checkpoint_model_config(checkpoint);
+    args.options.name = fmt::format("{} ({} tokens)", checkpoint.path.string(), grouped(checkpoint.tokens));
+  } else {
+    run = load_run_config(args.source, args.overrides);
+    model = resolve(run.model);
+    args.options.name = run.name;
+    for (const std::string& o : args.overrides) args.options.name += " " + o;
+    if (run.model.vocab == -1)
+      note = "\nNo vocabulary is set, so it is GPT-2's here; training takes the data's.\n";
+  }
+  args.options.dtype = compute_dtype(run.run.dtype);
+  args.options.micro_batch = run.train.micro_batch;
+  print(describe(model, args.options), run, args.json);
+  if (!args.json) fmt::print("{}", note);
+}
+
+}  // namespace
+
+void add_info(CLI::App& app) {
+  auto args = std::make_shared<InfoArguments>();
+  CLI::App* cmd =
+      app.add_subcommand("info", "What a model is and costs: parameters, mask, memory, caches, FLOPs");
+  cmd->footer(
+      "Examples:\n"
+      "  sps info s_sps_w64_20b\n"
+      "  sps info s_sequential_6+6_20b pred_input=vector tie_head=true --json\n"
+      "  sps info demo_sps_w4_4m --mask 12 --length 256\n"
+      "  sps info runs/demo_sps_w16_tok_4m\n\n"
+      "FLOPs are counted three ways. published: every query sees the whole sequence (square), head over the "
+      "tokenizer's\n"
+      "ids. required: the pairs the mask shows, head over all vocabulary rows. executed: required without "
+      "dead work.");
+  cmd->add_option("model", args->source,
+                  "Recipe, TOML file, checkpoint, or run directory (its latest checkpoint)")
+      ->required();
+  cmd->add_option("overrides", args->overrides, "key=value settings on top of a recipe or file");
+  cmd->add_option("--length", args->options.length,
+                  "Tokens of the document that FLOPs are counted for; 0 = the context")
+      ->capture_default_str();
+  cmd->add_option("--mask", args->options.picture, "Positions in the picture of the mask; 0 = none")
+      ->capture_default_str();
+  cmd->add_flag("--json", args->json, "Print one JSON object");
+  cmd->callback([args] { info(*args); });
+}
+
+}  // namespace sps

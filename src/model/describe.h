@@ -1,0 +1,76 @@
+// What a model is made of and what it costs, derived from its configuration alone: the substance of `sps
+// info`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "model/flops.h"
+#include "model/model.h"
+
+namespace sps {
+
+// Keys and values that decoding keeps: of `blocks` blocks, `numbers` a block and token, over one horizon.
+struct CacheLine {
+  enum Kind : uint8_t { state, pred, read, read_head } kind = state;
+  int64_t blocks = 0, numbers = 0;
+  Horizon horizon;
+};
+struct DecodeCache {
+  std::vector<CacheLine> lines;
+  int64_t persistent_numbers() const;  // kept for every token of the context
+  int64_t ring_numbers() const;        // a sequence, on top of that, once its rings are full
+};
+DecodeCache decode_cache(const Plan& plan);
+
+// Rows of each prediction block that a prompt of `length` tokens needs before its first new token: the last
+// ones.
+std::vector<int64_t> prefill_rows(const Plan& plan, int64_t length);
+// Forward FLOPs of such a prompt divided by `length`; the head runs over the last row alone.
+double prefill_flops(const Plan& plan, int64_t length);
+// Blocks that must run one after the other for one token: the streams of one stage count once.
+int64_t serial_blocks(const Plan& plan);
+// One phrase for each piece of work that is left out because nothing reads it, or done once instead of for
+// every row.
+std::vector<std::string> dead_work(const Plan& plan);
+
+struct DescribeOptions {
+  std::string name;
+  int64_t length = 0;  // tokens of the document that FLOPs, pairs and prompts are counted for; 0: the context
+  DType dtype = DType::f32;  // memory while training
+  int64_t micro_batch = 1;   // windows of the context in one pass
+  int64_t picture = 16;      // positions in the picture of the mask, at most kMaxPicture; 0: no picture
+};
+constexpr int64_t kMaxPicture = 48;
+
+struct Description {
+  DescribeOptions options;  // length filled in
+  Plan plan;
+  int64_t total = 0, non_embedding = 0, no_decay = 0;  // parameters
+  MemoryPlan memory;
+  int64_t optimizer_bytes = 0;  // both moments
+  DecodeCache cache;
+  std::vector<int64_t> prefill_rows;
+  double prefill_flops = 0;
+  int64_t serial_blocks = 0;
+  std::vector<std::string> dead;
+  Flops published, required, executed;
+
+  const ModelConfig& config() const { return plan.config; }
+  int64_t memory_bytes() const {
+    return int64_t(memory.weights + memory.gradients + memory.activations) + optimizer_bytes;
+  }
+};
+// Usage error for a length or picture out of range.
+Description describe(const ModelConfig& config, DescribeOptions options);
+
+nlohmann::ordered_json to_json(const Description& description);
+std::string to_text(const Description& description);  // at most 110 columns wide
+
+// The bands of one block as characters: rows are queries, columns keys, '#' is visible. Ends in a newline.
+std::string mask_picture(const ModelConfig& config, int64_t block, int64_t length);
+
+std::string grouped(int64_t n);  // 1234567 -> "1,234,567"
+
+}  // namespace sps

@@ -1,0 +1,115 @@
+#include "model/flops.h"
+
+#include <algorithm>
+
+namespace sps {
+
+namespace {
+
+// Pairs per token of a band; the square convention charges T keys for an unbounded band and the window's
+// width, its edge excluded, for a bounded one (two-tower spec 2.2: the prediction keys of sps(w) add w a
+// query).
+struct Area {
+  bool square;
+  int64_t length;
+  double operator()(Band band) const {
+    if (band.empty()) return 0;
+    if (square) return double(std::min(band.hi, length));
+    return double(ops::band_area(band, length)) / double(length);
+  }
+};
+
+struct Dims {
+  double d, q, kv;  // width; query columns; key plus value columns
+};
+
+Dims dims(const ModelConfig& c, const Tower& t) {
+  return {double(t.width), double(t.heads * c.head_dim), 2.0 * double(t.kv_heads * c.head_dim)};
+}
+
+void add_attention(Flops& f, const ModelConfig& c, const Tower& t, double pairs) {
+  const double q = double(t.heads * c.head_dim);
+  f.scores += 2 * q * pairs;
+  f.weighted += 2 * q * pairs;
+  f.softmax += 3 * double(t.heads) * pairs;
+}
+
+Flops count(const ModelConfig& c, Area area, double vocab) {
+  Flops f;
+  const Dims s = dims(c, c.state), p = dims(c, c.pred);
+  for (int64_t j = 0; j < c.state.layers; ++j) {
+    f.qkv += 2 * s.d * (s.q + s.kv);
+    add_attention(f, c, c.state, area(c.band_xx(j)) + area(c.xp));
+    f.out += 2 * s.q * s.d;
+    f.ffn += 6 * s.d * double(c.state.ffn[size_t(j)]);
+  }
+  for (int64_t i = 0; i < c.pred.layers; ++i) {
+    f.qkv += 2 * p.d * (p.q + (c.pred_writes_keys() ? p.kv : 0));
+    if (c.read_kv == ReadKv::own && !c.px.empty()) f.read += 2 * s.d * p.kv;
+    add_attention(f, c, c.pred, area(c.band_px(i)) + area(c.pp));
+    f.out += 2 * p.q * p.d;
+    if (c.ffn == FfnMode::separate) f.ffn += 6 * p.d * double(c.pred.ffn[size_t(i)]);
+    // 2d -> 1 into the pooled FFN and d -> 1 out of it for each stream.
+    if (c.ffn == FfnMode::pooled && !area.square) f.gates += 2 * (2 * p.d + 2 * p.d);
+  }
+  if (c.has_pred() && make_plan(c).read_head) f.read += 2 * s.d * s.kv;
+  f.head = 2 * (c.readout == Readout::pred ? p.d : s.d) * vocab;
+  return f;
+}
+
+}  // namespace
+
+Flops flops_published(const ModelConfig& c, int64_t length) {
+  return count(c, {true, length}, double(c.eot + 1));
+}
+
+Flops flops_required(const ModelConfig& c, int64_t length) {
+  return count(c, {false, length}, double(c.vocab));
+}
+
+Flops flops_executed(const Plan& plan, int64_t length) {
+  const ModelConfig& c = plan.config;
+  const Area area{false, length};
+  Flops f;
+  const Dims s = dims(c, c.state), p = dims(c, c.pred);
+  for (int64_t j = 0; j < c.state.layers; ++j) {
+    const Need need = plan.state[size_t(j)];
+    if (need == Need::none) continue;
+    f.qkv += 2 * s.d * s.kv;
+    if (need == Need::keys) continue;
+    f.qkv += 2 * s.d * s.q;
+    add_attention(f, c, c.state, area(c.band_xx(j)) + area(c.xp));
+    f.out += 2 * s.q * s.d;
+    if (c.ffn == FfnMode::separate) f.ffn += 6 * s.d * double(c.state.ffn[size_t(j)]);
+    // The pooled FFN and its input gate are counted with the prediction block; a row's own output gate is 2
+    // d.
+    if (c.ffn == FfnMode::pooled && need == Need::all) f.gates += 2 * s.d;
+  }
+  for (int64_t i = 0; i < c.pred.layers; ++i) {
+    const Need need = plan.pred[size_t(i)];
+    if (need == Need::none) continue;
+    // Equal rows are projected once, not once a token.
+    const double rows = i == 0 && plan.constant_start ? 1.0 / double(length) : 1.0;
+    if (plan.pred_keys[size_t(i)]) f.qkv += 2 * p.d * p.kv * rows;
+    if (need == Need::keys) continue;
+    f.qkv += 2 * p.d * p.q * rows;
+    if (c.read_kv == ReadKv::own && !c.px.empty()) f.read += 2 * s.d * p.kv;
+    add_attention(f, c, c.pred, area(c.band_px(i)) + area(c.pp));
+    f.out += 2 * p.q * p.d;
+    f.ffn += 6 * p.d * double(c.pred.ffn[size_t(i)]);
+    if (c.ffn == FfnMode::pooled) f.gates += 2 * 2 * p.d + 2 * p.d;
+  }
+  if (plan.read_head) f.read += 2 * s.d * s.kv;
+  f.head = 2 * (c.readout == Readout::pred ? p.d : s.d) * double(c.vocab);
+  return f;
+}
+
+int64_t visible_pairs(const ModelConfig& c, int64_t block, int64_t length) {
+  int64_t pairs = ops::band_area(c.band_xx(block), length);
+  if (c.has_pred())
+    pairs += ops::band_area(c.xp, length) + ops::band_area(c.band_px(block), length) +
+             ops::band_area(c.pp, length);
+  return pairs;
+}
+
+}  // namespace sps

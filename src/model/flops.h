@@ -1,0 +1,32 @@
+// FLOPs per token, counted three ways (analysis spec, section 6; two-tower spec, section 2). A multiply-add
+// is two.
+//   published  the square convention of the two-tower paper: T keys for every query, softmax 3 a head and
+//   key, output
+//              logits over the tokenizer's ids (eot + 1), nothing for norms, gates, embeddings
+//   required   the same terms over the pairs that the bands show (one document of T tokens) and all
+//   vocabulary rows,
+//              and the gates of pooled layers
+//   executed   what this program computes: required minus dead work
+// Training is three times forward.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/plan.h"
+
+namespace sps {
+
+struct Flops {
+  double qkv = 0, read = 0, scores = 0, softmax = 0, weighted = 0, out = 0, ffn = 0, gates = 0, head = 0;
+  double total() const { return qkv + read + scores + softmax + weighted + out + ffn + gates + head; }
+};
+
+Flops flops_published(const ModelConfig& config, int64_t length);
+Flops flops_required(const ModelConfig& config, int64_t length);
+Flops flops_executed(const Plan& plan, int64_t length);
+
+// Visible pairs of all bands of one block (or of the whole model) over one document of `length` tokens.
+int64_t visible_pairs(const ModelConfig& config, int64_t block, int64_t length);
+
+}  // namespace sps

@@ -1,0 +1,271 @@
+// The forward pass, sub-layer by sub-layer, in the order of the papers' formulas (model spec, sections 1-4 and 9;
+// two-tower spec, section 1).
+#include <cmath>
+
+#include "model/model.h"
+#include "ops/cross_entropy/cross_entropy.h"
+#include "ops/embedding/embedding.h"
+#include "ops/gates/gates.h"
+#include "ops/fold_gain/fold_gain.h"
+#include "ops/linear/linear.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rows/rows.h"
+#include "ops/swiglu/swiglu.h"
+
+namespace sps {
+
+void Model::begin(const ModelInput& input) {
+  SPS_CHECK(input.batch > 0 && input.length > 0 && input.rows() <= options_.max_rows);
+  SPS_CHECK(input.length <= config().context);
+  for (const auto& column : {input.tokens, input.document_start, input.positions})
+    SPS_CHECK(int64_t(column.size()) == input.rows());
+  if (laid_out_rows_ != input.rows()) {
+    const Arena::Scope reuse(memory_);  // the same memory is laid out anew for every number of rows
+    lay_out({&plan_, &params_, options_.compute, options_.train}, input.rows(), memory_, a_, g_);
+    laid_out_rows_ = input.rows();
+  }
+  input_ = input;
+
+  // Final norm, head and loss run over the rows that carry a loss.
+  picked_count_ = 0;
+  for (int64_t r = 0; r < int64_t(input.targets.size()); ++r) {
+    const int32_t target = input.targets[size_t(r)];
+    if (plan_.eliminate_dead && target < 0) continue;
+    picked_[size_t(picked_count_)] = int32_t(r);
+    picked_targets_[size_t(picked_count_++)] = target;
+  }
+}
+
+void Model::forward(const ModelInput& input) {
+  ops::embedding_forward(ex_, input.tokens, master(params_.embed), {}, a_.x0);
+  x_.delta = a_.delta_x, x_.residual = a_.x0, x_.pending = false;
+  if (config().has_pred()) start_prediction(input);
+
+  const int64_t alive = plan_.state_blocks_alive();
+  if (alive == 0) forward_readers(0, a_.x0);
+  for (const Stage& stage : plan_.stages) {
+    const bool first_of_pred = stage.state < 0 && stage.pred == 0;
+    if (first_of_pred && config().pred_input == PredInput::state) p_.residual = a_.top, p_.pending = false;
+    const bool x = stage.state >= 0 && plan_.state[size_t(stage.state)] != Need::none;
+    const bool p = stage.pred >= 0 && plan_.pred[size_t(stage.pred)] != Need::none;
+    if (x) forward_norm1(x_, stage.state);
+    if (x) forward_readers(stage.state, a_.state[size_t(stage.state)].s1);
+    if (p) forward_norm1(p_, stage.pred);
+    if (x) forward_projections(x_, stage.state);
+    if (p) forward_projections(p_, stage.pred);
+
+    const bool x_rows = x && plan_.state[size_t(stage.state)] >= Need::pool;
+    const bool p_rows = p && plan_.pred[size_t(stage.pred)] >= Need::pool;
+    if (x_rows || p_rows) forward_attention(stage);
+    if (x_rows) forward_out(x_, stage.state);
+    if (p_rows) forward_out(p_, stage.pred);
+    if (config().has_pred() && config().ffn == FfnMode::pooled) {
+      if (x_rows || p_rows) forward_pooled(stage.state);
+    } else {
+      if (x_rows) forward_ffn(x_, stage.state);
+      if (p_rows) forward_ffn(p_, stage.pred);
+    }
+    if (x && stage.state == alive - 1 && !a_.top.empty()) {
+      SPS_CHECK(x_.pending);
+      ops::add_rows(ex_, x_.residual, x_.delta, a_.top);
+      forward_readers(alive, a_.top);
+      if (plan_.read_head) forward_reader(a_.read_head, a_.top);
+    }
+  }
+  forward_readout();
+}
+
+void Model::start_prediction(const ModelInput& input) {
+  p_.delta = a_.delta_p, p_.pending = false;
+  switch (config().pred_input) {
+    case PredInput::row:
+    case PredInput::vector:
+      p_.residual = prediction_start();
+      if (!plan_.constant_start) {
+        ops::copy_rows(ex_, p_.residual, a_.p0);
+        p_.residual = a_.p0;
+      }
+      break;
+    case PredInput::token:
+      ops::embedding_forward(ex_, input.tokens, master(params_.embed), master(params_.pred_input), a_.p0);
+      p_.residual = a_.p0;
+      break;
+    case PredInput::table:
+      ops::embedding_forward(ex_, input.tokens, master(params_.pred_embed), {}, a_.p0);
+      p_.residual = a_.p0;
+      break;
+    case PredInput::state: break;  // begins when the state tower has finished
+  }
+}
+
+void Model::forward_norm1(Walk& w, int64_t b) {
+  StreamActivations& s = (*w.acts)[size_t(b)];
+  if (!w.pending) s.s1 = w.residual;
+  ops::rmsnorm_forward(ex_, w.residual, w.pending ? w.delta : Tensor{}, master((*w.params)[size_t(b)].norm1),
+                       float(config().norm_eps), s.s1, s.n1, s.rstd1);
+  w.residual = s.s1, w.pending = false;
+}
+
+void Model::forward_projections(Walk& w, int64_t b) {
+  StreamActivations& s = (*w.acts)[size_t(b)];
+  const BlockParameters& p = (*w.params)[size_t(b)];
+  const bool query = !s.q.empty(), keys = !s.k.empty();
+  ops::linear_forward(ex_, s.n1, qkv_weight(p, query, keys, false), s.qkv);
+  if (query)
+    ops::rope_forward(ex_, s.q_in, w.tower->heads, rope(b), input_.positions, qk_norm(p.q_norm), s.q_rstd, s.q);
+  if (keys) {
+    ops::rope_forward(ex_, s.k_in, w.tower->kv_heads, rope(b), input_.positions, qk_norm(p.k_norm), s.k_rstd, s.k);
+    if (s.v.data != s.v_in.data) ops::copy_rows(ex_, s.v_in, s.v);
+  }
+}
+
+void Model::forward_readers(int64_t level, Tensor residual) {
+  for (ReaderActivations& r : a_.readers)
+    if (r.level == level) forward_reader(r, residual);
+}
+
+void Model::forward_reader(ReaderActivations& r, Tensor residual) {
+  const bool head = r.blocks.empty();
+  const Tower& tower = head ? config().state : config().pred;
+  const auto params = [&](size_t n) -> const BlockParameters& {
+    return head ? params_.read_head : params_.pred[size_t(r.blocks[n])];
+  };
+  const int64_t kv = 2 * tower.kv_heads * config().head_dim;
+  const size_t readers = r.k.size();
+  // One reader norms with its own gain; several share rows normed with gain 1 and carry their gains in their weights.
+  ops::rmsnorm_forward(ex_, residual, {}, readers > 1 ? unit_gain_ : master(params(0).read_norm),
+                       float(config().norm_eps), residual, r.n, r.rstd);
+  Tensor w = weight(params(0).read_kv).rows_from(params(0).read_kv_from, kv);
+  if (readers > 1) {
+    for (size_t n = 0; n < readers; ++n)
+      ops::fold_gain_forward(ex_, master(params(n).read_kv).rows_from(params(n).read_kv_from, kv),
+                             master(params(n).read_norm), r.weight.rows_from(int64_t(n) * kv, kv));
+    w = r.weight;
+  }
+  ops::linear_forward(ex_, r.n, w, r.kv);
+  for (size_t n = 0; n < readers; ++n)
+    ops::rope_forward(ex_, r.k_in[n], tower.kv_heads, rope(head ? 0 : r.blocks[n]), input_.positions,
+                      qk_norm(params(n).read_k_norm), r.k_rstd[n], r.k[n]);
+}
+
+Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
+  const ModelConfig& c = config();
+  const Tower& tower = stage.state >= 0 ? c.state : c.pred;
+  AttentionCall call;
+  call.shape = {input_.batch,     input_.length, tower.heads,
+                tower.kv_heads,   c.head_dim,    float(1.0 / std::sqrt(double(c.head_dim))),
+                input_.document_start, options_.skip_tiles};
+  constexpr size_t kState = 0, kPred = 1, kRead = 2;  // key sets
+
+  const auto stream = [&](StreamActivations& s, Gradients::Stream& g, size_t q) {
+    const int64_t width = s.q.cols;
+    call.queries[q].q = s.q, call.queries[q].o = s.o, call.queries[q].lse = s.lse;
+    if (gradients) call.query_grads[q] = {g.o, g.qkv.cols_from(0, width)};
+  };
+  const auto own_keys = [&](StreamActivations& s, Gradients::Stream& g, size_t set) {
+    if (s.k.empty()) return;
+    const int64_t from = s.q.cols, half = s.k.cols;
+    call.keys[set] = {s.k, s.v};
+    if (gradients) call.key_grads[set] = {g.qkv.cols_from(from, half), g.qkv.cols_from(from + half, half), false};
+  };
+
+  if (stage.state >= 0 && plan_.state[size_t(stage.state)] != Need::none) {
+    StreamActivations& s = a_.state[size_t(stage.state)];
+    own_keys(s, g_.x, kState);
+    if (!s.q.empty()) {
+      stream(s, g_.x, 0);
+      call.queries[0].band = {c.band_xx(stage.state), stage.pred >= 0 ? c.xp : Band::none(), Band::none()};
+    }
+    if (gradients && !g_.late_kv[size_t(stage.state)].empty()) {
+      const Tensor late = g_.late_kv[size_t(stage.state)];
+      call.key_grads[kState] = {late.cols_from(0, late.cols / 2), late.cols_from(late.cols / 2, late.cols / 2), true};
+    }
+  }
+  if (stage.pred >= 0 && plan_.pred[size_t(stage.pred)] != Need::none) {
+    StreamActivations& s = a_.pred[size_t(stage.pred)];
+    own_keys(s, g_.p, kPred);
+    if (!s.q.empty()) {
+      stream(s, g_.p, 1);
+      const Band px = c.band_px(stage.pred);
+      const auto [reader, n] = reader_of(stage.pred);
+      const int64_t level = c.levels[size_t(stage.pred)];
+      const bool beside = reader == nullptr && stage.state == level;  // the state's keys of this very stage
+      call.queries[1].band = {beside ? px : Band::none(), c.pp, beside ? Band::none() : px};
+      if (reader != nullptr) {
+        call.keys[kRead] = {reader->k[n], reader->v[n]};
+        if (gradients) {
+          const int64_t half = reader->k[n].cols, from = int64_t(n) * 2 * half;
+          const bool head = reader == &a_.read_head;
+          const Tensor d = head ? g_.read_head_kv : reader->dkv;
+          call.key_grads[kRead] = {d.cols_from(from, half), d.cols_from(from + half, half), head};
+        }
+      } else if (!beside && !px.empty()) {
+        StreamActivations& k = a_.state[size_t(level)];
+        call.keys[kRead] = {k.k, k.v};
+        if (gradients) {
+          const Tensor late = g_.late_kv[size_t(level)];
+          call.key_grads[kRead] = {late.cols_from(0, late.cols / 2), late.cols_from(late.cols / 2, late.cols / 2), true};
+        }
+      }
+    }
+  }
+  return call;
+}
+
+void Model::forward_attention(const Stage& stage) {
+  const AttentionCall call = attention_call(stage, false);
+  ops::attention_forward(ex_, call.shape, call.queries, call.keys);
+}
+
+void Model::forward_out(Walk& w, int64_t b) {
+  StreamActivations& s = (*w.acts)[size_t(b)];
+  ops::linear_forward(ex_, s.o, weight((*w.params)[size_t(b)].out), w.delta);
+  w.pending = true;
+}
+
+void Model::forward_norm2(Walk& w, int64_t b) {
+  StreamActivations& s = (*w.acts)[size_t(b)];
+  ops::rmsnorm_forward(ex_, w.residual, w.delta, master((*w.params)[size_t(b)].norm2), float(config().norm_eps), s.s2,
+                       s.n2, s.rstd2);
+  w.residual = s.s2, w.pending = false;
+}
+
+void Model::forward_ffn(Walk& w, int64_t b) {
+  const BlockParameters& p = (*w.params)[size_t(b)];
+  if (p.norm2 == kNoParameter) return;  // a block of attention alone
+  forward_norm2(w, b);
+  StreamActivations& s = (*w.acts)[size_t(b)];
+  ops::linear_forward(ex_, s.n2, weight(p.gate_up), s.gate_up);
+  ops::swiglu_forward(ex_, s.gate_up, s.h);
+  ops::linear_forward(ex_, s.h, weight(p.down), w.delta);
+  w.pending = true;
+}
+
+void Model::forward_pooled(int64_t b) {
+  forward_norm2(x_, b);
+  forward_norm2(p_, b);
+  StreamActivations &x = a_.state[size_t(b)], &p = a_.pred[size_t(b)];
+  const BlockParameters& w = params_.state[size_t(b)];
+  const Activations::Pool& pool = a_.pool[size_t(b)];
+  ops::pool_forward(ex_, x.n2, p.n2, master(w.pool_in), pool.gate, pool.m);
+  ops::linear_forward(ex_, pool.m, weight(w.gate_up), x.gate_up);
+  ops::swiglu_forward(ex_, x.gate_up, x.h);
+  // The FFN's output feeds both residuals; backward of the gates reads it again.
+  ops::linear_forward(ex_, x.h, weight(w.down), pool.f);
+  const bool state_takes = plan_.state[size_t(b)] == Need::all, pred_takes = plan_.pred[size_t(b)] == Need::all;
+  SPS_CHECK(pred_takes);
+  ops::scatter_forward(ex_, x.n2, p.n2, pool.f, master(w.pool_state), master(w.pool_pred), x.gate, p.gate,
+                       state_takes ? x_.delta : Tensor{}, p_.delta);
+  x_.pending = state_takes, p_.pending = true;
+}
+
+void Model::forward_readout() {
+  Walk& w = config().readout == Readout::pred ? p_ : x_;
+  const std::span<const int32_t> rows = pick();
+  Tensor residual = w.residual;
+  ops::rmsnorm_forward(ex_, residual, w.pending ? w.delta : Tensor{}, master(params_.final_norm),
+                       float(config().norm_eps), a_.final_s.rows_from(0, picked_count_),
+                       a_.final_n.rows_from(0, picked_count_), a_.final_rstd.rows_from(0, picked_count_), rows);
+}
+
+}  // namespace sps

@@ -1,0 +1,146 @@
+// Model: the forward and backward pass of any ModelConfig, written out (design, section 4). forward.cpp and
+// backward.cpp follow the formulas of the papers sub-layer by sub-layer; activations.h names what passes between them.
+//
+// Ownership: a Model owns its parameters, gradients and activations; memory is planned at construction and nothing is
+// allocated by a pass. A Model is used by one thread at a time (its operations use all threads).
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "model/activations.h"
+#include "model/input.h"
+#include "model/parameters.h"
+#include "model/plan.h"
+#include "ops/attention/attention.h"
+
+namespace sps {
+
+struct ModelOptions {
+  DType compute = DType::f32;   // f32, bf16, or f64 for the reference
+  int64_t max_rows = 0;         // largest batch * length of a pass
+  bool train = true;            // false: forward only, no memory for gradients
+  bool eliminate_dead = true;   // see make_plan
+  bool skip_tiles = true;       // see AttentionShape
+};
+
+struct Loss {
+  double nll = 0;       // sum over the counted positions, nats
+  int64_t scored = 0;   // number of counted positions
+};
+
+// Bytes a Model of these options will hold.
+struct MemoryPlan {
+  size_t weights = 0, gradients = 0, activations = 0;
+};
+MemoryPlan plan_memory(const ModelConfig& config, const ModelOptions& options);
+
+class Model {
+ public:
+  Model(const ModelConfig& config, const ModelOptions& options);
+
+  const ModelConfig& config() const { return plan_.config; }
+  const Plan& plan() const { return plan_; }
+  const ModelParameters& parameters() const { return params_; }
+  ParameterStore& store() { return store_; }
+  const ParameterStore& store() const { return store_; }
+  const ModelOptions& options() const { return options_; }
+
+  // Forward and backward for the loss scale * sum of nll; adds to the gradients.
+  Loss train(const ModelInput& input, double scale);
+  // Forward only. With `nll` (input.rows() long), every position's loss is written there (0 where none is counted).
+  Loss evaluate(const ModelInput& input, std::span<double> nll = {});
+  // Logits of the readout stream at the given rows, into `out` [rows.size(), vocab] (f32; f64 in the reference).
+  void logits(const ModelInput& input, std::span<const int32_t> rows, Tensor out);
+
+  // After a pass: the state residual entering block `level`, and a prediction block's residual after it. For probes
+  // and tests; empty where the plan never made it.
+  const Activations& activations() const { return a_; }
+  Tensor state_level(int64_t level) const;
+
+ private:
+  // What forward and backward keep about one stream while they walk its blocks.
+  struct Walk {
+    const Tower* tower;
+    const std::vector<BlockParameters>* params;
+    const std::vector<Need>* need;
+    std::vector<StreamActivations>* acts;
+    Tensor delta;         // pending sub-layer output
+    Tensor residual;      // current residual
+    bool pending = false; // delta is still to be added
+    bool keys(int64_t b) const { return !(*acts)[size_t(b)].k.empty(); }
+  };
+
+  // forward.cpp
+  void begin(const ModelInput& input);
+  void forward(const ModelInput& input);
+  void start_prediction(const ModelInput& input);
+  void forward_norm1(Walk& w, int64_t b);
+  void forward_projections(Walk& w, int64_t b);
+  void forward_readers(int64_t level, Tensor residual);
+  void forward_reader(ReaderActivations& r, Tensor residual);
+  void forward_attention(const Stage& stage);
+  void forward_out(Walk& w, int64_t b);
+  void forward_norm2(Walk& w, int64_t b);
+  void forward_ffn(Walk& w, int64_t b);
+  void forward_pooled(int64_t b);
+  void forward_readout();
+  std::span<const int32_t> pick() const;
+  double nll_at(int64_t row) const;
+  Loss sum_loss() const;
+
+  // backward.cpp
+  void backward(const ModelInput& input);
+  void backward_stage(const Stage& stage);
+  void backward_ffn(Walk& w, Gradients::Stream& g, int64_t b);
+  void backward_norm2(Walk& w, Gradients::Stream& g, int64_t b);
+  void backward_pooled(int64_t b);
+  void backward_out(Walk& w, Gradients::Stream& g, int64_t b);
+  void backward_attention(const Stage& stage);
+  void backward_projections(Walk& w, Gradients::Stream& g, int64_t b);
+  void backward_constant_start();
+  void backward_readers(int64_t level);
+  void backward_reader(ReaderActivations& r);
+  void backward_read_head();
+  void add_level_gradient(int64_t level, Gradients::Stream& g);
+
+  // Both passes describe a stage's attention with the same call.
+  struct AttentionCall {
+    ops::AttentionShape shape;
+    std::array<ops::QueryStream, ops::kMaxQueryStreams> queries;
+    std::array<ops::KeySet, ops::kMaxKeySets> keys;
+    std::array<ops::QueryGrad, ops::kMaxQueryStreams> query_grads;
+    std::array<ops::KeyGrad, ops::kMaxKeySets> key_grads;
+  };
+  AttentionCall attention_call(const Stage& stage, bool gradients);
+  // The reader whose keys a prediction block reads, and its place in it; null where it reads the state's own.
+  std::pair<ReaderActivations*, size_t> reader_of(int64_t pred_block);
+
+  Tensor weight(int i) const { return store_.rounded(i); }   // for matrix products
+  Tensor master(int i) const { return store_.weight(i); }    // for norms, gates, embeddings
+  Tensor grad(int i) const { return store_.gradient(i); }
+  Tensor prediction_start() const;                           // the row or vector of a constant start, f32
+  Tensor prediction_start_grad() const;
+  const ops::RopeTable& rope(int64_t block) const { return config().full_attention(block) ? rope_full_ : rope_local_; }
+  ops::QkNorm qk_norm(int gain) const;
+  Tensor qkv_weight(const BlockParameters& b, bool query, bool keys, bool gradient) const;
+
+  Exec ex_;
+  Plan plan_;
+  ModelOptions options_;
+  ModelParameters params_;
+  ParameterStore store_;
+  Arena memory_, tables_;
+  ops::RopeTable rope_full_, rope_local_;
+  Tensor unit_gain_;
+  Activations a_;
+  Gradients g_;
+  int64_t laid_out_rows_ = -1;
+  Walk x_{}, p_{};
+
+  ModelInput input_;
+  std::vector<int32_t> picked_, picked_targets_;
+  int64_t picked_count_ = 0;
+};
+
+}  // namespace sps

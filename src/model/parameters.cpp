@@ -1,0 +1,198 @@
+#include "model/parameters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/hash.h"
+#include "base/rng.h"
+#include "base/threads.h"
+#include "ops/rows/rows.h"
+
+namespace sps {
+
+namespace {
+
+constexpr double kStd = 0.02;  // model spec, section 5
+
+class Builder {
+ public:
+  explicit Builder(const ModelConfig& c) : c_(c) {
+    // Attention outputs are scaled down with the deeper tower (two-tower spec 1.0); the FFN's output is not (model
+    // spec, section 5: the reference scales attention alone, and the published numbers were made that way).
+    out_std_ = kStd / std::sqrt(2.0 * double(std::max(c.state.layers, c.pred.layers)));
+  }
+
+  ModelParameters build() {
+    p_.embed = matrix("embed", c_.vocab, c_.state.width, kStd, true);
+    for (int64_t j = 0; j < c_.state.layers; ++j) state_block(j);
+    if (c_.has_pred()) prediction();
+    const int64_t width = c_.readout == Readout::pred ? c_.pred.width : c_.state.width;
+    p_.final_norm = gain("final_norm", width);
+    p_.head = c_.tie_head ? p_.embed : matrix("head", c_.vocab, width, kStd, true);
+    return std::move(p_);
+  }
+
+ private:
+  int add(Parameter p) {
+    p_.list.push_back(std::move(p));
+    return int(p_.list.size()) - 1;
+  }
+  int matrix(std::string name, int64_t rows, int64_t cols, double std, bool embedding = false) {
+    return add({std::move(name), {rows, cols}, std, 0, embedding});
+  }
+  int gain(std::string name, int64_t d) { return add({std::move(name), {d}, 0, 1, false}); }
+  int head_gain(const std::string& name) { return c_.qk_norm ? gain(name, c_.head_dim) : kNoParameter; }
+
+  void attention(const std::string& at, const Tower& t, bool keys, BlockParameters& b) {
+    b.q_rows = t.heads * c_.head_dim;
+    b.kv_rows = keys ? 2 * t.kv_heads * c_.head_dim : 0;
+    b.qkv = matrix(at + (keys ? ".qkv" : ".q"), b.q_rows + b.kv_rows, t.width, kStd);
+    b.q_norm = head_gain(at + ".q_norm");
+    if (keys) b.k_norm = head_gain(at + ".k_norm");
+    b.out = matrix(at + ".out", t.width, b.q_rows, out_std_);
+  }
+  void ffn(const std::string& at, int64_t d, int64_t width, BlockParameters& b) {
+    b.gate_up = matrix(at + ".gate_up", 2 * width, d, kStd);
+    b.down = matrix(at + ".down", d, width, kStd);
+  }
+
+  void state_block(int64_t j) {
+    const std::string at = fmt::format("state.{}", j);
+    const int64_t d = c_.state.width, width = c_.state.ffn[size_t(j)];
+    BlockParameters b;
+    b.norm1 = gain(at + ".norm1", d);
+    attention(at, c_.state, true, b);
+    if (width > 0) {  // else a block of attention alone: no second norm either
+      b.norm2 = gain(at + ".norm2", d);
+      ffn(at, d, width, b);
+    }
+    if (c_.has_pred() && c_.ffn == FfnMode::pooled) {
+      b.pool_in = matrix(fmt::format("pool.{}.in", j), 1, 2 * d, 0);
+      b.pool_state = matrix(fmt::format("pool.{}.state", j), 1, d, 0);
+      b.pool_pred = matrix(fmt::format("pool.{}.pred", j), 1, d, 0);
+    }
+    p_.state.push_back(b);
+  }
+
+  void prediction() {
+    if (c_.pred_input == PredInput::vector || c_.pred_input == PredInput::token)
+      p_.pred_input = matrix("pred_input", 1, c_.pred.width, kStd, true);
+    if (c_.pred_input == PredInput::table) p_.pred_embed = matrix("pred_embed", c_.vocab, c_.pred.width, kStd, true);
+    if (make_plan(c_).read_head) {
+      BlockParameters& b = p_.read_head;
+      b.kv_rows = 2 * c_.state.kv_heads * c_.head_dim;
+      b.read_norm = gain("read_head.norm", c_.state.width);
+      b.read_kv = matrix("read_head.kv", b.kv_rows, c_.state.width, kStd);
+      b.read_k_norm = head_gain("read_head.k_norm");
+    }
+    for (int64_t i = 0; i < c_.pred.layers; ++i) prediction_block(i);
+  }
+
+  void prediction_block(int64_t i) {
+    const std::string at = fmt::format("pred.{}", i);
+    const int64_t d = c_.pred.width, width = c_.pred.ffn[size_t(i)];
+    const BlockParameters shared = c_.share.any() || c_.ffn == FfnMode::pooled ? p_.state[size_t(i)] : BlockParameters{};
+    BlockParameters b;
+    b.norm1 = c_.share.norms ? shared.norm1 : gain(at + ".norm1", d);
+    if (c_.share.attention) {
+      b.qkv = shared.qkv, b.q_norm = shared.q_norm, b.k_norm = shared.k_norm, b.out = shared.out;
+      b.q_rows = shared.q_rows, b.kv_rows = shared.kv_rows;
+    } else {
+      attention(at, c_.pred, c_.pred_writes_keys(), b);
+    }
+    if (c_.read_kv == ReadKv::own && !c_.px.empty()) {
+      b.read_norm = gain(at + ".read_norm", c_.state.width);
+      if (c_.share.attention) {
+        b.read_kv = shared.qkv, b.read_k_norm = shared.k_norm, b.read_kv_from = shared.q_rows;
+      } else {
+        b.read_kv = matrix(at + ".read_kv", 2 * c_.pred.kv_heads * c_.head_dim, c_.state.width, kStd);
+        b.read_k_norm = head_gain(at + ".read_k_norm");
+      }
+    }
+    if (width > 0) {
+      b.norm2 = c_.share.norms ? shared.norm2 : gain(at + ".norm2", d);
+      if (c_.share.ffn || c_.ffn == FfnMode::pooled) {
+        b.gate_up = shared.gate_up, b.down = shared.down;
+        b.pool_in = shared.pool_in, b.pool_state = shared.pool_state, b.pool_pred = shared.pool_pred;
+      } else {
+        ffn(at, d, width, b);
+      }
+    }
+    p_.pred.push_back(b);
+  }
+
+  const ModelConfig& c_;
+  ModelParameters p_;
+  double out_std_ = 0;
+};
+
+}  // namespace
+
+int64_t ModelParameters::count() const {
+  int64_t n = 0;
+  for (const Parameter& p : list) n += p.count();
+  return n;
+}
+
+int64_t ModelParameters::non_embedding() const {
+  int64_t n = 0;
+  for (const Parameter& p : list) n += p.embedding ? 0 : p.count();
+  return n;
+}
+
+ModelParameters describe_parameters(const ModelConfig& config) { return Builder(config).build(); }
+
+ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients)
+    : list_(list), compute_(compute), master_(compute == DType::f64 ? DType::f64 : DType::f32) {
+  int64_t total = 0;
+  for (const Parameter& p : list_) total += p.count();
+  const auto lay_out = [&](Arena& arena) {
+    all_weights_ = arena.take(master_, 1, total);
+    if (gradients) all_gradients_ = arena.take(master_, 1, total);
+    if (compute_ == DType::bf16) all_rounded_ = arena.take(DType::bf16, 1, total);
+  };
+  Arena planning;
+  lay_out(planning);
+  memory_ = Arena(planning.peak(), Device::cpu);
+  lay_out(memory_);
+  int64_t at = 0;
+  for (const Parameter& p : list_) {
+    const auto part = [&](Tensor all) { return all.cols_from(at, p.count()).reshaped(p.rows(), p.cols()); };
+    weights_.push_back(part(all_weights_));
+    gradients_.push_back(gradients ? part(all_gradients_) : Tensor{});
+    if (compute_ == DType::bf16) rounded_.push_back(part(all_rounded_));
+    at += p.count();
+  }
+}
+
+void ParameterStore::initialise(uint64_t seed) {
+  for (size_t i = 0; i < list_.size(); ++i) {
+    const Parameter& p = list_[i];
+    const Rng rng(seed, p.name);
+    const auto fill = [&]<class T>(T* out) {
+      parallel_chunks(p.count(), 1 << 14, [&](int64_t begin, int64_t end) {
+        for (int64_t k = begin; k < end; ++k)
+          out[k] = p.init_std > 0 ? T(float(p.init_std * rng.normal(uint64_t(k)))) : T(p.init_mean);
+      });
+    };
+    if (master_ == DType::f64)
+      fill(weights_[i].as<double>());
+    else
+      fill(weights_[i].as<float>());
+  }
+  round();
+}
+
+void ParameterStore::round() {
+  if (compute_ == DType::bf16) ops::copy_rows(Exec{}, all_weights_, all_rounded_);
+}
+
+void ParameterStore::zero_gradients(const Exec& ex) { ops::fill(ex, all_gradients_, 0); }
+
+uint64_t ParameterStore::hash() const {
+  return hash64(all_weights_.data, size_t(all_weights_.count()) * dtype_size(master_));
+}
+
+}  // namespace sps

@@ -1,0 +1,22 @@
+// AdamW with decoupled weight decay (Loshchilov & Hutter 2019), the update of both papers (training spec,
+// section 4):
+//   g = scale * grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
+//   w -= lr * (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay * w)
+// Shapes   w, grad, m, v: one row of n numbers, f32 (f64 in the reference), all dense; w_act, if not empty,
+// receives
+//          the new weights rounded to bf16.  t counts from 1. `scale` carries gradient clipping.
+#pragma once
+
+#include "tensor/exec.h"
+
+namespace sps::ops {
+
+struct AdamW {
+  double lr = 6e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1;
+  int64_t t = 1;
+  double scale = 1;
+};
+
+void adamw(const Exec& ex, const AdamW& p, Tensor w, Tensor grad, Tensor m, Tensor v, Tensor w_act);
+
+}  // namespace sps::ops

@@ -1,0 +1,90 @@
+#include "ops/clip/clip.h"
+
+#include "base/threads.h"
+#include "ops/check.h"
+
+namespace sps::ops {
+namespace {
+
+const Exec ex;
+
+TEST(Clip, SumOfSquaresByHand) {
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    Matrix x(dtype, 2, 2);
+    x.set(0, 0, 1), x.set(0, 1, -2), x.set(1, 0, 3), x.set(1, 1, 0.5);
+    EXPECT_EQ(sum_of_squares(ex, x), 14.25);
+  }
+}
+
+// Both sum in double and differ in the order: the bound is that of the roundings of two sums.
+TEST(Clip, FastCodeMatchesReference) {
+  for (const int64_t rows : {1, 3, 100, 257})
+    for (const int64_t cols : {1, 8, 48, 200, 513, 70000})
+      for (const int64_t pad : {0, 5}) {
+        if (rows * cols > 1'000'000) continue;
+        Matrix x(DType::f32, rows, cols, cols + pad);
+        x.fill(0).randomise(1, "x");
+        const double want = sum_of_squares(ex, x.to(DType::f64));
+        const double bound = 2 * double(x->count()) * 0x1p-53 * want;
+        EXPECT_NEAR(sum_of_squares(ex, x), want, bound) << rows << " x " << cols << " pad " << pad;
+      }
+}
+
+// What lies between the rows of a strided view is not counted.
+TEST(Clip, GapsAreNotCounted) {
+  Matrix x(DType::f32, 5, 9);
+  x.fill(1e6);
+  const Tensor left = x->cols_from(0, 4);
+  for (int64_t r = 0; r < 5; ++r)
+    for (int64_t c = 0; c < 4; ++c) x.set(r, c, 2);
+  EXPECT_EQ(sum_of_squares(ex, left), 80);
+}
+
+TEST(Clip, NothingHasNormZero) {
+  EXPECT_EQ(sum_of_squares(ex, Matrix(DType::f32, 0, 8)), 0);
+  EXPECT_EQ(sum_of_squares(ex, Matrix(DType::f32, 3, 0)), 0);
+}
+
+// Squares that overflow or vanish in f32 do not in double.
+TEST(Clip, RangeIsThatOfDouble) {
+  Matrix x(DType::f32, 1, 100);
+  EXPECT_NEAR(std::sqrt(sum_of_squares(ex, x.fill(1e30))), 1e31, 1e25);
+  EXPECT_NEAR(std::sqrt(sum_of_squares(ex, x.fill(1e-30))), 1e-29, 1e-35);
+}
+
+// A finite loss can come with a gradient that is not: one bad entry anywhere must be seen in the norm.
+TEST(Clip, NonFiniteEntriesReachTheNorm) {
+  for (const DType dtype : {DType::f64, DType::f32})
+    for (const double bad : {double(NAN), double(INFINITY), -double(INFINITY)})
+      for (const int64_t at : {0, 1, 32767, 32768, 69999}) {
+        Matrix x(dtype, 1, 70000);
+        x.set(0, at, bad);
+        EXPECT_FALSE(std::isfinite(sum_of_squares(ex, x))) << bad << " at " << at;
+      }
+}
+
+TEST(Clip, SameBitsForAnyNumberOfThreads) {
+  const int threads = thread_count();
+  Matrix dense(DType::f32, 300, 1000), strided(DType::f32, 300, 1000, 1003);
+  dense.randomise(1, "x"), strided.randomise(2, "x");
+  set_thread_count(1);
+  const double dense1 = sum_of_squares(ex, dense), strided1 = sum_of_squares(ex, strided);
+  set_thread_count(2);
+  EXPECT_EQ(sum_of_squares(ex, dense), dense1);
+  EXPECT_EQ(sum_of_squares(ex, strided), strided1);
+  set_thread_count(threads);
+}
+
+TEST(Clip, Factor) {
+  EXPECT_EQ(clip_factor(4, 1), 0.25);
+  EXPECT_EQ(clip_factor(0.5, 1), 1);
+  EXPECT_EQ(clip_factor(1, 1), 1);
+  EXPECT_EQ(clip_factor(0, 1), 1);
+  EXPECT_EQ(clip_factor(100, 0), 1);  // 0 turns clipping off
+  EXPECT_EQ(clip_factor(100, -1), 1);
+  EXPECT_EQ(clip_factor(NAN, 1), 1);
+  EXPECT_EQ(clip_factor(INFINITY, 1), 1);
+}
+
+}  // namespace
+}  // namespace sps::ops

@@ -1,0 +1,185 @@
+#include "ops/cross_entropy/cross_entropy.h"
+
+#include <cstring>
+
+#include "base/threads.h"
+#include "ops/check.h"
+#include "ops/linear/gemm.h"
+
+namespace sps::ops {
+namespace {
+
+// Everything a call reads and writes. Every fifth row carries no loss.
+struct Case {
+  int64_t rows, d, vocab;
+  float scale;
+  Matrix x, w, nll, dx, dw;
+  std::vector<int32_t> targets;
+
+  Case(DType act, int64_t rows_in, int64_t d_in, int64_t vocab_in, bool padded = false, double std = 1)
+      : rows(rows_in),
+        d(d_in),
+        vocab(vocab_in),
+        scale(rows > 0 ? 1.0F / float(rows) : 1.0F),
+        x(act, rows, d, padded ? d + 5 : 0),
+        w(act, vocab, d, padded ? d + 3 : 0) {
+    x.randomise(3, "x", std);
+    w.randomise(3, "w", 1 / std::sqrt(double(d)));
+    make_results(act == DType::f64 ? DType::f64 : DType::f32, padded);
+    const Rng rng(3, "targets");
+    for (int64_t r = 0; r < rows; ++r)
+      targets.push_back(r % 5 == 4 ? -1 : int32_t(rng.below(uint64_t(r), uint64_t(vocab))));
+  }
+  void make_results(DType sums, bool padded) {
+    nll = Matrix(sums, rows, 1);
+    dx = Matrix(x->dtype, rows, d, padded ? d + 9 : 0);
+    dw = Matrix(sums, vocab, d, padded ? d + 2 : 0);
+    dw.randomise(3, "dw",
+                 0.1 / double(vocab));  // of the size of the gradients, so that neither hides the other
+  }
+  // The same numbers in f64.
+  Case in_f64() const {
+    Case c = *this;
+    c.x = x.to(DType::f64), c.w = w.to(DType::f64);
+    c.nll = nll.to(DType::f64), c.dx = dx.to(DType::f64), c.dw = dw.to(DType::f64);
+    return c;
+  }
+  void train() { head_loss_train({}, x, w, targets, scale, nll, dx, dw); }
+  void forward() { head_loss_forward({}, x, w, targets, nll); }
+};
+
+void expect_close(DType act, int64_t rows, int64_t d, int64_t vocab, bool padded) {
+  SCOPED_TRACE(fmt::format("{} rows {} d {} vocab {} padded {}", dtype_name(act), rows, d, vocab, padded));
+  Case c(act, rows, d, vocab, padded);
+  Case want = c.in_f64();
+  want.train();
+  c.train();
+  SPS_EXPECT_CLOSE(c.nll, want.nll, tolerance(DType::f32));
+  // d_logits are rounded to the act dtype before both products, dx once more after it.
+  SPS_EXPECT_CLOSE(c.dx, want.dx, tolerance(act, 2));
+  SPS_EXPECT_CLOSE(c.dw, want.dw, tolerance(act, 1));
+  c.nll.fill(-1);
+  c.forward();
+  SPS_EXPECT_CLOSE(c.nll, want.nll, tolerance(DType::f32));
+}
+
+void expect_all_close() {
+  for (const DType act : {DType::f32, DType::bf16})
+    for (const bool padded : {false, true}) {
+      expect_close(act, 1, 16, 10, padded);
+      expect_close(act, 3, 5, 1, padded);
+      expect_close(act, 17, 8, 1025, padded);
+      expect_close(act, 129, 24, 2500, padded);
+      expect_close(act, 333, 16, 193, padded);
+      expect_close(act, 1100, 8, 70, padded);  // two groups
+    }
+}
+
+TEST(CrossEntropy, MatchesReference) {
+  expect_all_close();
+}
+
+TEST(CrossEntropy, MatchesReferenceWithoutBf16Instructions) {
+  const ForceBf16Fallback forced;
+  expect_close(DType::bf16, 17, 8, 1025, false);
+  expect_close(DType::bf16, 333, 16, 193, true);
+}
+
+TEST(CrossEntropy, LargeVocabularyIsCutIntoGroups) {
+  expect_close(DType::f32, 300, 4, 150000, false);  // 64 rows in a group
+}
+
+TEST(CrossEntropy, ReferenceGradients) {
+  Case c(DType::f64, 6, 7, 11);
+  c.dw.fill(0);
+  c.train();
+  const auto loss = [&] {
+    c.forward();
+    double sum = 0;
+    for (int64_t r = 0; r < c.rows; ++r) sum += double(c.scale) * c.nll.get(r, 0);
+    return sum;
+  };
+  expect_gradient(loss, c.x, c.dx, "dx");
+  expect_gradient(loss, c.w, c.dw, "dw");
+}
+
+std::vector<std::byte> result_bytes(DType act, int64_t rows, int64_t d, int64_t vocab) {
+  Case c(act, rows, d, vocab, true);
+  c.train();
+  std::vector<std::byte> bytes;
+  const auto append = [&](const Matrix& m) {
+    for (int64_t r = 0; r < m->rows; ++r) {
+      const auto* from =
+          static_cast<const std::byte*>(m->data) + size_t(r * m->stride) * dtype_size(m->dtype);
+      bytes.insert(bytes.end(), from, from + size_t(m->cols) * dtype_size(m->dtype));
+    }
+  };
+  append(c.nll), append(c.dx), append(c.dw);
+  c.forward();
+  append(c.nll);
+  return bytes;
+}
+
+TEST(CrossEntropy, SameBitsForAnyThreadCountAndEveryCall) {
+  const int before = thread_count();
+  for (const DType act : {DType::f32, DType::bf16})
+    for (const auto& [rows, vocab] : {std::pair<int64_t, int64_t>{1, 1500}, {100, 2100}, {1500, 300}}) {
+      SCOPED_TRACE(fmt::format("{} rows {} vocab {}", dtype_name(act), rows, vocab));
+      set_thread_count(2);
+      const auto two = result_bytes(act, rows, 40, vocab), again = result_bytes(act, rows, 40, vocab);
+      set_thread_count(1);
+      const auto one = result_bytes(act, rows, 40, vocab);
+      set_thread_count(before);
+      EXPECT_EQ(std::memcmp(two.data(), again.data(), two.size()), 0);
+      EXPECT_EQ(std::memcmp(two.data(), one.data(), two.size()), 0);
+    }
+}
+
+TEST(CrossEntropy, RowsWithoutTargetAreExactlyZero) {
+  Case c(DType::f32, 10, 8, 30);
+  c.dx.fill(7);
+  c.train();
+  for (const int64_t r : {4, 9}) {
+    EXPECT_EQ(c.nll.get(r, 0), 0);
+    for (int64_t i = 0; i < 8; ++i) EXPECT_EQ(c.dx.get(r, i), 0);
+  }
+  std::fill(c.targets.begin(), c.targets.end(), -1);
+  const Matrix dw = c.dw.to(DType::f64);
+  c.train();
+  SPS_EXPECT_CLOSE(c.dw, dw, 0.0);
+}
+
+TEST(CrossEntropy, LargeLogitsNeitherOverflowNorLoseTheLoss) {
+  for (const DType act : {DType::f32, DType::bf16}) {
+    Case c(act, 20, 16, 1500, false, 1e4);  // logits of magnitude 1e4
+    Case want = c.in_f64();
+    want.train();
+    c.train();
+    SPS_EXPECT_CLOSE(c.nll, want.nll, tolerance(DType::f32));
+    for (int64_t r = 0; r < 20; ++r) ASSERT_TRUE(std::isfinite(c.nll.get(r, 0)));
+  }
+}
+
+TEST(CrossEntropy, NanReachesTheLossOfItsRowOnly) {
+  for (const DType act : {DType::f32, DType::bf16})
+    for (const bool train : {false, true}) {
+      Case c(act, 20, 16, 1500);
+      c.x.set(7, 3, NAN);
+      if (train)
+        c.train();
+      else
+        c.forward();
+      for (int64_t r = 0; r < 20; ++r) EXPECT_EQ(std::isnan(c.nll.get(r, 0)), r == 7) << r;
+    }
+}
+
+TEST(CrossEntropy, NoRows) {
+  Case c(DType::f32, 0, 8, 30);
+  const Matrix dw = c.dw.to(DType::f64);
+  c.train();
+  c.forward();
+  SPS_EXPECT_CLOSE(c.dw, dw, 0.0);
+}
+
+}  // namespace
+}  // namespace sps::ops

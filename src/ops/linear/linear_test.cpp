@@ -1,0 +1,223 @@
+#include "ops/linear/linear.h"
+
+#include <cstring>
+
+#include "base/threads.h"
+#include "ops/check.h"
+#include "ops/linear/gemm.h"
+#include "ops/linear/linear_kernels.h"
+#include "ops/linear/transpose.h"
+#include "tensor/arena.h"
+
+namespace sps::ops {
+namespace {
+
+struct Case {
+  int64_t rows, in, out;
+};
+
+// Awkward sizes, sizes with several chunks and a tail, and sizes that cut k (in, out or rows) into several
+// spans.
+const Case kCases[] = {{1, 1, 1},      {1, 48, 193},   {3, 5, 1},      {17, 193, 48},  {129, 48, 193},
+                       {129, 1, 5},    {33, 193, 1},   {300, 96, 288}, {65, 1100, 70}, {40, 70, 1100},
+                       {1100, 70, 40}, {2100, 33, 65}, {7, 2100, 130}};
+
+Matrix make(DType t, int64_t rows, int64_t cols, const char* name, bool padded) {
+  Matrix m(t, rows, cols, padded ? cols + 7 : 0);
+  m.randomise(11, name);
+  return m;
+}
+
+void expect_all_close(const Case& s, DType act, DType out, bool padded, Accumulate acc) {
+  SCOPED_TRACE(fmt::format("rows {} in {} out {}, {} -> {}, padded {}, accumulate {}", s.rows, s.in, s.out,
+                           dtype_name(act), dtype_name(out), padded, acc == Accumulate::yes));
+  const Exec ex;
+  const Matrix x = make(act, s.rows, s.in, "x", padded), w = make(act, s.out, s.in, "w", padded);
+  const Matrix dy = make(act, s.rows, s.out, "dy", padded);
+  Matrix y = make(out, s.rows, s.out, "y", padded), dx = make(out, s.rows, s.in, "dx", padded);
+  Matrix dw = make(DType::f32, s.out, s.in, "dw", padded);
+  const Matrix y64 = y.to(DType::f64), dx64 = dx.to(DType::f64), dw64 = dw.to(DType::f64);
+  const Matrix x64 = x.to(DType::f64), w64 = w.to(DType::f64), dy64 = dy.to(DType::f64);
+
+  linear_forward(ex, x64, w64, y64, acc);
+  linear_backward_input(ex, dy64, w64, dx64, acc);
+  linear_backward_weight(ex, dy64, x64, dw64);
+  linear_forward(ex, x, w, y, acc);
+  linear_backward_input(ex, dy, w, dx, acc);
+  linear_backward_weight(ex, dy, x, dw);
+  SPS_EXPECT_CLOSE(y, y64, tolerance(out));
+  SPS_EXPECT_CLOSE(dx, dx64, tolerance(out));
+  SPS_EXPECT_CLOSE(dw, dw64, tolerance(DType::f32));
+}
+
+void expect_all_cases_close(bool only_bf16) {
+  for (const Case& s : kCases)
+    for (const Accumulate acc : {Accumulate::no, Accumulate::yes})
+      for (const bool padded : {false, true}) {
+        if (only_bf16) {
+          expect_all_close(s, DType::bf16, padded ? DType::f32 : DType::bf16, padded, acc);
+          continue;
+        }
+        expect_all_close(s, DType::f32, DType::f32, padded, acc);
+        expect_all_close(s, DType::bf16, DType::bf16, padded, acc);
+        expect_all_close(s, DType::bf16, DType::f32, padded, acc);
+      }
+}
+
+TEST(Linear, MatchesReference) {
+  expect_all_cases_close(true);
+}
+
+TEST(Linear, MatchesReferenceWithoutBf16Instructions) {
+  const ForceBf16Fallback forced;
+  EXPECT_FALSE(bf16_is_fast());
+  expect_all_cases_close(true);
+}
+
+TEST(Linear, ReferenceGradients) {
+  const Exec ex;
+  const Matrix x = make(DType::f64, 5, 7, "x", true), w = make(DType::f64, 4, 7, "w", true);
+  const Matrix weight = make(DType::f64, 5, 4, "weight", false);
+  Matrix y(DType::f64, 5, 4), dx(DType::f64, 5, 7), dw(DType::f64, 4, 7);
+  const auto loss = [&] {
+    linear_forward(ex, x, w, y);
+    double sum = 0;
+    for (int64_t r = 0; r < 5; ++r)
+      for (int64_t o = 0; o < 4; ++o) sum += weight.get(r, o) * y.get(r, o) * y.get(r, o);
+    return sum;
+  };
+  loss();
+  Matrix dy(DType::f64, 5, 4);
+  for (int64_t r = 0; r < 5; ++r)
+    for (int64_t o = 0; o < 4; ++o) dy.set(r, o, 2 * weight.get(r, o) * y.get(r, o));
+  linear_backward_input(ex, dy, w, dx);
+  linear_backward_weight(ex, dy, x, dw);
+  expect_gradient(loss, x, dx, "dx");
+  expect_gradient(loss, w, dw, "dw");
+}
+
+// All three products of one shape, as bytes.
+std::vector<std::byte> result_bytes(const Case& s, DType act) {
+  const Exec ex;
+  const Matrix x = make(act, s.rows, s.in, "x", true), w = make(act, s.out, s.in, "w", true);
+  const Matrix dy = make(act, s.rows, s.out, "dy", true);
+  Matrix y(act, s.rows, s.out), dx(act, s.rows, s.in), dw(DType::f32, s.out, s.in);
+  linear_forward(ex, x, w, y);
+  linear_backward_input(ex, dy, w, dx, Accumulate::yes);
+  linear_backward_weight(ex, dy, x, dw);
+  std::vector<std::byte> bytes;
+  for (const Tensor& t : {*y, *dx, *dw}) {
+    const auto* from = static_cast<const std::byte*>(t.data);
+    bytes.insert(bytes.end(), from, from + size_t(t.count()) * dtype_size(t.dtype));
+  }
+  return bytes;
+}
+
+TEST(Linear, SameBitsForAnyThreadCountAndEveryCall) {
+  const int before = thread_count();
+  for (const bool fallback : {false, true}) {
+    std::unique_ptr<ForceBf16Fallback> forced;
+    if (fallback) forced = std::make_unique<ForceBf16Fallback>();
+    for (const Case& s : {Case{1, 300, 200}, {17, 193, 48}, {300, 1152, 200}, {2100, 64, 96}})
+      for (const DType act : {DType::f32, DType::bf16}) {
+        set_thread_count(2);
+        const auto two = result_bytes(s, act), again = result_bytes(s, act);
+        set_thread_count(1);
+        const auto one = result_bytes(s, act);
+        set_thread_count(before);
+        SCOPED_TRACE(fmt::format("rows {} in {} out {} {}", s.rows, s.in, s.out, dtype_name(act)));
+        EXPECT_EQ(std::memcmp(two.data(), again.data(), two.size()), 0);
+        EXPECT_EQ(std::memcmp(two.data(), one.data(), two.size()), 0);
+      }
+  }
+}
+
+TEST(Linear, WorksInsideAParallelRegion) {
+  const Exec ex;
+  const Matrix x = make(DType::f32, 70, 40, "x", false), w = make(DType::f32, 30, 40, "w", false);
+  Matrix want(DType::f32, 70, 30);
+  linear_forward(ex, x, w, want);
+  std::vector<Matrix> got;
+  for (int i = 0; i < 4; ++i) got.emplace_back(DType::f32, 70, 30);
+  parallel_for(4, [&](int64_t i) { linear_forward(ex, x, w, got[size_t(i)]); });
+  for (const Matrix& y : got) EXPECT_EQ(std::memcmp(y->data, want->data, 70 * 30 * sizeof(float)), 0);
+}
+
+TEST(Linear, NothingOutsideTheViewIsWritten) {
+  const Exec ex;
+  for (const DType act : {DType::f32, DType::bf16}) {
+    const Matrix x = make(act, 300, 40, "x", false), w = make(act, 50, 40, "w", false);
+    Matrix wide(act, 302, 60);
+    wide.fill(7);
+    const Tensor y = wide->rows_from(1, 300).cols_from(5, 50);
+    linear_forward(ex, x, w, y);
+    for (int64_t r = 0; r < 302; ++r)
+      for (int64_t c = 0; c < 60; ++c)
+        if (r == 0 || r == 301 || c < 5 || c >= 55) {
+          ASSERT_EQ(wide.get(r, c), 7) << r << ", " << c;
+        }
+  }
+}
+
+TEST(Linear, EmptySums) {
+  const Exec ex;
+  const Matrix x(DType::f32, 0, 8), dy(DType::f32, 0, 4), w = make(DType::f32, 4, 8, "w", false);
+  Matrix y(DType::f32, 0, 4), dw(DType::f32, 4, 8);
+  dw.fill(3);
+  linear_forward(ex, x, w, y);
+  linear_backward_weight(ex, dy, x, dw);
+  EXPECT_EQ(dw.get(3, 7), 3);
+  const Matrix narrow(DType::f32, 2, 0), no_weights(DType::f32, 4, 0);
+  Matrix zero(DType::f32, 2, 4);
+  zero.fill(5);
+  linear_forward(ex, narrow, no_weights, zero, Accumulate::yes);
+  EXPECT_EQ(zero.get(1, 3), 5);
+  linear_forward(ex, narrow, no_weights, zero);
+  EXPECT_EQ(zero.get(1, 3), 0);
+}
+
+TEST(Linear, NanReachesItsRowOnly) {
+  const Exec ex;
+  for (const DType act : {DType::f32, DType::bf16}) {
+    const Matrix x = make(act, 70, 40, "x", false), w = make(act, 50, 40, "w", false);
+    x.set(33, 7, NAN);
+    Matrix y(act, 70, 50);
+    linear_forward(ex, x, w, y);
+    for (int64_t r = 0; r < 70; ++r)
+      for (int64_t c = 0; c < 50; ++c) ASSERT_EQ(std::isnan(y.get(r, c)), r == 33) << r << ", " << c;
+  }
+}
+
+TEST(Linear, SecondCallAllocatesNoScratch) {
+  result_bytes({700, 300, 200}, DType::bf16);
+  const int before = thread_count();
+  set_thread_count(1);
+  result_bytes({700, 300, 200}, DType::bf16);
+  const size_t growths = thread_scratch_growths();
+  result_bytes({700, 300, 200}, DType::bf16);
+  EXPECT_EQ(thread_scratch_growths(), growths);
+  set_thread_count(before);
+}
+
+template <class T>
+void expect_transposed(int64_t rows, int64_t cols) {
+  std::vector<T> from(size_t(rows * (cols + 3))), to(size_t(cols * (rows + 5)), T(77));
+  for (size_t i = 0; i < from.size(); ++i) from[i] = T(i * 2654435761U >> 7);
+  transpose(from.data(), cols + 3, to.data(), rows + 5, rows, cols);
+  for (int64_t c = 0; c < cols; ++c)
+    for (int64_t r = 0; r < rows + 5; ++r) {
+      const T want = r < rows ? from[size_t(r * (cols + 3) + c)] : T(77);
+      ASSERT_EQ(to[size_t(c * (rows + 5) + r)], want) << rows << "x" << cols << " [" << c << ", " << r << "]";
+    }
+}
+
+TEST(Transpose, AllSizes) {
+  for (const int64_t rows : {1, 7, 16, 31, 32, 33, 65, 96})
+    for (const int64_t cols : {1, 7, 16, 31, 32, 33, 65, 96}) {
+      expect_transposed<uint16_t>(rows, cols);
+      expect_transposed<uint32_t>(rows, cols);
+    }
+}
+
+}  // namespace
+}  // namespace sps::ops

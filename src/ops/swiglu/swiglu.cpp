@@ -1,0 +1,31 @@
+#include "ops/swiglu/swiglu.h"
+
+#include "ops/rowwise.h"
+#include "ops/swiglu/swiglu_kernels.h"
+
+namespace sps::ops {
+
+namespace {
+
+void check(const Exec& ex, const Tensor& gate_up, const Tensor& h) {
+  SPS_CHECK(ex.device == Device::cpu);
+  SPS_CHECK(h.dtype == DType::f64 || is_act(h.dtype));
+  SPS_CHECK(gate_up.dtype == h.dtype && is_shape(gate_up, h.rows, 2 * h.cols));
+}
+
+}  // namespace
+
+void swiglu_forward(const Exec& ex, Tensor gate_up, Tensor h) {
+  check(ex, gate_up, h);
+  h.dtype == DType::f64 ? swiglu_forward_ref(gate_up, h) : swiglu_forward_cpu(gate_up, h);
+}
+
+void swiglu_backward(const Exec& ex, Tensor gate_up, Tensor dh, Tensor d_gate_up) {
+  check(ex, gate_up, dh);
+  SPS_CHECK(d_gate_up.dtype == dh.dtype && is_shape(d_gate_up, gate_up.rows, gate_up.cols));
+  SPS_CHECK(d_gate_up.data != gate_up.data || d_gate_up.stride == gate_up.stride || gate_up.rows <= 1);
+  dh.dtype == DType::f64 ? swiglu_backward_ref(gate_up, dh, d_gate_up)
+                         : swiglu_backward_cpu(gate_up, dh, d_gate_up);
+}
+
+}  // namespace sps::ops

@@ -1,0 +1,85 @@
+// One pass over memory each. The exponential and its reciprocal take as long as the memory does, so that
+// fetching the next row while this one is computed pays; see vec.h.
+#include "ops/rowwise.h"
+#include "ops/swiglu/swiglu_kernels.h"
+#include "ops/vec.h"
+
+namespace sps::ops {
+
+namespace {
+
+template <class Act>
+void forward_piece(const Act* gate, const Act* up, Act* h, int64_t n) {
+  for_lanes(n, [&](int64_t c, auto mask) {
+    const Lanes z = load_lanes(gate + c, mask);
+    store_lanes(h + c, z * fast_sigmoid(z) * load_lanes(up + c, mask), mask);
+  });
+}
+
+template <class Act>
+void backward_piece(const Act* gate, const Act* up, const Act* dh, Act* dgate, Act* dup, int64_t n) {
+  for_lanes(n, [&](int64_t c, auto mask) {
+    const Lanes z = load_lanes(gate + c, mask), u = load_lanes(up + c, mask);
+    const Lanes s = fast_sigmoid(z), ds = load_lanes(dh + c, mask) * s;
+    store_lanes(dgate + c, ds * u * (1.0F + z * (1.0F - s)), mask);
+    store_lanes(dup + c, ds * z, mask);
+  });
+}
+
+// Elements of each array that are fetched at a time: whole cache lines, few enough for the fill buffers.
+constexpr int64_t kPiece = 128;
+
+// Calls row(r, next) for all rows, next being the row that will follow (r itself at the end).
+template <class Row>
+void for_rows(int64_t rows, int64_t width, Row&& row) {
+  parallel_chunks(rows, chunk_rows(width), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) row(r, std::min(r + 1, rows - 1));
+  });
+}
+
+// Calls piece(c, n) for the pieces of a row.
+template <class Piece>
+void for_pieces(int64_t width, Piece&& piece) {
+  for (int64_t c = 0; c < width; c += kPiece) piece(c, std::min(kPiece, width - c));
+}
+
+}  // namespace
+
+void swiglu_forward_cpu(Tensor gate_up, Tensor h) {
+  const int64_t width = h.cols;
+  with_type(h.dtype, [&](auto zero) {
+    using Act = decltype(zero);
+    for_rows(h.rows, width, [&](int64_t r, int64_t next) {
+      const Act *gate = gate_up.row<Act>(r), *next_gate = gate_up.row<Act>(next);
+      Act *hr = h.row<Act>(r), *next_h = h.row<Act>(next);
+      for_pieces(width, [&](int64_t c, int64_t n) {
+        prefetch(next_gate + c, n);
+        prefetch(next_gate + width + c, n);
+        prefetch<true>(next_h + c, n);
+        forward_piece(gate + c, gate + width + c, hr + c, n);
+      });
+    });
+  });
+}
+
+void swiglu_backward_cpu(Tensor gate_up, Tensor dh, Tensor d_gate_up) {
+  const int64_t width = dh.cols;
+  with_type(dh.dtype, [&](auto zero) {
+    using Act = decltype(zero);
+    for_rows(dh.rows, width, [&](int64_t r, int64_t next) {
+      const Act *gate = gate_up.row<Act>(r), *next_gate = gate_up.row<Act>(next);
+      const Act *dhr = dh.row<Act>(r), *next_dh = dh.row<Act>(next);
+      Act *dgate = d_gate_up.row<Act>(r), *next_dgate = d_gate_up.row<Act>(next);
+      for_pieces(width, [&](int64_t c, int64_t n) {
+        prefetch(next_gate + c, n);
+        prefetch(next_gate + width + c, n);
+        prefetch(next_dh + c, n);
+        prefetch<true>(next_dgate + c, n);
+        prefetch<true>(next_dgate + width + c, n);
+        backward_piece(gate + c, gate + width + c, dhr + c, dgate + c, dgate + width + c, n);
+      });
+    });
+  });
+}
+
+}  // namespace sps::ops

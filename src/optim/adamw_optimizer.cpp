@@ -1,0 +1,75 @@
+#include "optim/adamw_optimizer.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "ops/clip/clip.h"
+
+namespace sps {
+
+GradientNorm gradient_norm(const Exec& ex, const ParameterStore& store) {
+  GradientNorm g;
+  double squares = 0;
+  for (size_t i = 0; i < store.list().size(); ++i) {
+    const double s = ops::sum_of_squares(ex, store.gradient(int(i)));
+    if (!std::isfinite(s) && g.not_finite.empty()) g.not_finite = store.list()[i].name;
+    squares += s;
+  }
+  g.norm = std::sqrt(squares);
+  return g;
+}
+
+AdamWOptimizer::AdamWOptimizer(const ParameterStore& store) : list_(store.list()), steps_(list_.size(), 0) {
+  const auto lay_out = [&](Arena& arena) {
+    m_.clear(), v_.clear();
+    for (const Parameter& p : list_) {
+      m_.push_back(arena.take(store.master(), 1, p.count()));
+      v_.push_back(arena.take(store.master(), 1, p.count()));
+    }
+  };
+  Arena planning;
+  lay_out(planning);
+  memory_ = Arena(planning.peak(), Device::cpu);
+  lay_out(memory_);
+}
+
+void AdamWOptimizer::step(const Exec& ex, ParameterStore& store, ops::AdamW settings, double scale) {
+  const double decay = settings.decay;
+  settings.scale = scale;
+  for (size_t i = 0; i < list_.size(); ++i) {
+    const int64_t n = list_[i].count();
+    settings.decay = list_[i].decays() ? decay : 0;
+    settings.t = ++steps_[i];
+    const Tensor rounded = store.compute() == DType::bf16 ? store.rounded(int(i)).reshaped(1, n) : Tensor{};
+    ops::adamw(ex, settings, store.weight(int(i)).reshaped(1, n), store.gradient(int(i)).reshaped(1, n), m_[i], v_[i],
+               rounded);
+  }
+}
+
+void AdamWOptimizer::adopt(const AdamWOptimizer& other) {
+  for (size_t i = 0; i < list_.size(); ++i)
+    for (size_t k = 0; k < other.list_.size(); ++k) {
+      if (list_[i].name != other.list_[k].name) continue;
+      SPS_CHECK(list_[i].shape == other.list_[k].shape && m_[i].dtype == other.m_[k].dtype);
+      const size_t bytes = size_t(list_[i].count()) * dtype_size(m_[i].dtype);
+      std::memcpy(m_[i].data, other.m_[k].data, bytes);
+      std::memcpy(v_[i].data, other.v_[k].data, bytes);
+      steps_[i] = other.steps_[k];
+    }
+}
+
+std::vector<NamedTensor> AdamWOptimizer::named_moments() const {
+  std::vector<NamedTensor> tensors;
+  for (size_t i = 0; i < list_.size(); ++i) {
+    tensors.push_back({"m." + list_[i].name, list_[i].shape, m_[i]});
+    tensors.push_back({"v." + list_[i].name, list_[i].shape, v_[i]});
+  }
+  return tensors;
+}
+
+void AdamWOptimizer::set_steps(std::vector<int64_t> steps) {
+  SPS_CHECK(steps.size() == steps_.size());
+  steps_ = std::move(steps);
+}
+
+}  // namespace sps
