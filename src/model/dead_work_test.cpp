@@ -15,37 +15,47 @@ bool is_zero(Tensor t) {
 }
 
 // With the elimination several readers of a level share one product whose weights carry the norms' gains,
-// constant rows are one row, and fewer rows go through the head: sums in another order, or of other
-// roundings. Where none of this happens and every position is scored, gradients have the same bits (next
-// test).
+// constant rows are one row, and products have other shapes: sums in another order. In f64 that is 1e-12. In
+// f32 and bf16 it may move a gradient by 1e-6 and as far as the plain computation in that type is from the
+// double one.
 TEST_P(DeadWork, EliminationChangesNoResult) {
-  for (const DType dtype : {DType::f64, DType::f32}) {
-    LivelyModel lean(GetParam().keys, {.compute = dtype}),
-        full(GetParam().keys, {.compute = dtype, .eliminate_dead = false});
-    const TestInput input(lean.config(), 4, 12, 5);
-    const double tolerance = dtype == DType::f64 ? 1e-12 : 1e-6;
+  const ModelKeys& keys = GetParam().keys;
+  const TestInput input(resolve(keys), 4, 12, 5);
+  LivelyModel reference(keys, {.compute = DType::f64, .eliminate_dead = false});
+  const Loss exact = train_once(reference, input);
+  const double whole = l2_norm(reference.store().all_gradients());
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    LivelyModel lean(keys, {.compute = dtype}), full(keys, {.compute = dtype, .eliminate_dead = false});
     const Loss want = train_once(full, input), got = train_once(lean, input);
+    const double tolerance = dtype == DType::f64 ? 1e-12 : 1e-6;
     EXPECT_EQ(got.scored, want.scored);
-    EXPECT_NEAR(got.nll, want.nll, tolerance * want.nll) << dtype_name(dtype);
-    expect_same_gradients(lean, full, tolerance);
-    // What is dead is dead either way.
-    for (const Parameter& p : lean.store().list())
-      EXPECT_EQ(is_zero(gradient(lean, p.name)), is_zero(gradient(full, p.name))) << p.name;
+    EXPECT_NEAR(got.nll, want.nll, tolerance * want.nll + std::abs(want.nll - exact.nll))
+        << dtype_name(dtype);
+    for (const Parameter& p : full.store().list()) {
+      const Tensor l = gradient(lean, p.name), f = gradient(full, p.name), r = gradient(reference, p.name);
+      EXPECT_LE(l2_distance(l, f), tolerance * (l2_norm(f) + 0.02 * whole) + l2_distance(f, r))
+          << dtype_name(dtype) << " " << p.name;
+      // What is dead is dead either way.
+      EXPECT_EQ(is_zero(l), is_zero(f)) << p.name;
+    }
   }
 }
 
-TEST_P(DeadWork, EliminationChangesNoBitWhereTheOrderIsTheSame) {
+TEST_P(DeadWork, NoBitChangesWhereNothingIsLeftOut) {
   for (const DType dtype : kFastTypes) {
     LivelyModel lean(GetParam().keys, {.compute = dtype}),
         full(GetParam().keys, {.compute = dtype, .eliminate_dead = false});
-    bool same_order = !lean.plan().constant_start;
-    for (const auto& readers : lean.plan().own_readers) same_order = same_order && readers.blocks.size() == 1;
-    if (!same_order) continue;
-    const TestInput input(lean.config(), 4, 12, 5, false);
+    const Plan& plan = lean.plan();
+    const auto in_full = [](Need need) { return need == Need::all; };
+    const bool same = !plan.constant_start && std::all_of(plan.state.begin(), plan.state.end(), in_full) &&
+                      std::all_of(plan.pred.begin(), plan.pred.end(), in_full) &&
+                      std::all_of(plan.own_readers.begin(), plan.own_readers.end(),
+                                  [](const auto& readers) { return readers.blocks.size() == 1; });
+    if (!same) GTEST_SKIP() << "something is left out";
+    const TestInput input(lean.config(), 4, 12, 5, false);  // every position is scored
     EXPECT_EQ(train_once(lean, input).nll, train_once(full, input).nll);
-    for (const Parameter& p : lean.store().list())
-      EXPECT_TRUE(bits(gradient(lean, p.name)) == bits(gradient(full, p.name)))
-          << dtype_name(dtype) << " " << p.name;
+    EXPECT_TRUE(bits(lean.store().all_gradients()) == bits(full.store().all_gradients()))
+        << dtype_name(dtype);
   }
 }
 

@@ -104,10 +104,10 @@ int64_t DecodeCache::persistent_numbers() const {
   return n;
 }
 
-int64_t DecodeCache::ring_numbers() const {
+int64_t DecodeCache::ring_numbers(int64_t tokens) const {
   int64_t n = 0;
   for (const CacheLine& l : lines)
-    if (l.horizon.kind == Horizon::ring) n += l.blocks * l.numbers * l.horizon.steps;
+    if (l.horizon.kind == Horizon::ring) n += l.blocks * l.numbers * std::min(l.horizon.steps, tokens);
   return n;
 }
 

@@ -20,7 +20,8 @@ struct CacheLine {
 struct DecodeCache {
   std::vector<CacheLine> lines;
   int64_t persistent_numbers() const;  // kept for every token of the context
-  int64_t ring_numbers() const;        // a sequence, on top of that, once its rings are full
+  // A sequence of so many tokens holds these on top of that; by default its rings are full.
+  int64_t ring_numbers(int64_t tokens = Band::kInf) const;
 };
 DecodeCache decode_cache(const Plan& plan);
 

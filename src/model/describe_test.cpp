@@ -58,6 +58,7 @@ TEST(Describe, RingsOfTheWindowedStreams) {
   EXPECT_EQ(ring_mib("family=delayed_state window=64"), 2.25);
   EXPECT_EQ(ring_mib("family=reverse_sps window=64"), 2.25);
   EXPECT_EQ(ring_mib("family=free_pause window=64"), 2.25);
+  EXPECT_EQ(decode_cache(plan_for("s", "family=sps window=64")).ring_numbers(10), 12 * 1536 * 10);
   EXPECT_EQ(ring_mib("family=sps window=0"), 0);
   EXPECT_EQ(ring_mib("family=sps window=full"), 0);
   EXPECT_EQ(decode_cache(plan_for("s", "family=sps window=full")).persistent_numbers() * 2, 72 * 1024);

@@ -209,7 +209,7 @@ void decode_part(std::string& out, const Description& d) {
   out += fmt::format("  {:<38}{:>10} a token{}\n", "together", bytes(persistent),
                      ring > 0 ? " and " + bytes(ring) + " a sequence in rings" : "");
   out += fmt::format("  {:<38}{:>10}\n", fmt::format("after {} tokens", grouped(c.context)),
-                     bytes(persistent * c.context + ring));
+                     bytes(persistent * c.context + d.cache.ring_numbers(c.context)));
 
   if (c.has_pred()) {
     const std::vector<int64_t>& rows = d.prefill_rows;

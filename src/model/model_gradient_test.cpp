@@ -2,6 +2,7 @@
 // and the f32 and bf16 passes against the double one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "model/test_models.h"
@@ -62,28 +63,35 @@ TEST_P(EveryModel, GradientsMatchCentralDifferences) {
 
 TEST_P(EveryModel, F32AndBf16MatchTheReference) {
   const ModelConfig c = resolve(GetParam().keys);
-  const TestInput input(c, 2, 12, 5);
-  const double scale = 1.0 / double(input.scored());
-  Model reference(c, {.compute = DType::f64, .max_rows = 24});
-  lively_weights(reference, 3);
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    Model model(c, {.compute = dtype, .max_rows = 24});
+    // f32: sums of some hundred terms. bf16: activations carry 8 bits (2^-9 each) through two or three blocks; the
+    // distance of a gradient is taken relative to its length. A rare input makes a row nearly zero before a norm,
+    // which magnifies any rounding, so bf16 is judged by the middle one of five inputs; a wrong formula shows in all.
+    const double loss_tolerance = dtype == DType::f32 ? 1e-5 : 0.01, tolerance = dtype == DType::f32 ? 1e-4 : 0.08;
+    Model reference(c, {.compute = DType::f64, .max_rows = 24}), model(c, {.compute = dtype, .max_rows = 24});
+    lively_weights(reference, 3);
     lively_weights(model, 3);
-    reference.store().zero_gradients(Exec{});
-    const double want = reference.train(input.input(), scale).nll * scale;
-    const double got = model.train(input.input(), scale).nll * scale;
-    // f32: sums of some hundred terms. bf16: weights and activations carry 8 bits (2^-9 each), through two or three
-    // blocks; a gradient is compared by its distance to the reference relative to its length.
-    const double loss_tolerance = dtype == DType::f32 ? 1e-5 : 0.02, tolerance = dtype == DType::f32 ? 1e-4 : 0.08;
-    EXPECT_NEAR(got, want, loss_tolerance * want) << dtype_name(dtype);
-    const auto g = gradients_of(model), r = gradients_of(reference);
-    double total = 0;
-    for (const auto& v : r) total = std::hypot(total, norm_of(v));
-    for (size_t i = 0; i < g.size(); ++i) {
-      double distance = 0;
-      for (size_t k = 0; k < g[i].size(); ++k) distance = std::hypot(distance, g[i][k] - r[i][k]);
-      // A tensor with a tiny gradient carries the rounding of the large ones around it.
-      EXPECT_LE(distance, tolerance * (norm_of(r[i]) + 0.02 * total))
+    std::vector<std::vector<double>> distances(model.store().list().size());
+    for (uint64_t seed = 5; seed < 10; ++seed) {
+      const TestInput input(c, 2, 12, seed);
+      const double scale = 1.0 / double(input.scored());
+      for (Model* m : {&reference, &model}) m->store().zero_gradients(Exec{});
+      const double want = reference.train(input.input(), scale).nll * scale;
+      const double got = model.train(input.input(), scale).nll * scale;
+      EXPECT_NEAR(got, want, loss_tolerance * want) << dtype_name(dtype);
+      const auto g = gradients_of(model), r = gradients_of(reference);
+      double total = 0;
+      for (const auto& v : r) total = std::hypot(total, norm_of(v));
+      for (size_t i = 0; i < g.size(); ++i) {
+        double distance = 0;
+        for (size_t k = 0; k < g[i].size(); ++k) distance = std::hypot(distance, g[i][k] - r[i][k]);
+        // A tensor with a tiny gradient carries the rounding of the large ones around it.
+        distances[i].push_back(distance / (norm_of(r[i]) + 0.02 * total));
+      }
+    }
+    for (size_t i = 0; i < distances.size(); ++i) {
+      std::sort(distances[i].begin(), distances[i].end());
+      EXPECT_LE(distances[i][dtype == DType::f32 ? 4 : 2], tolerance)
           << dtype_name(dtype) << " " << model.store().list()[i].name;
     }
   }

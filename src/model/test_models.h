@@ -126,7 +126,8 @@ struct TestInput {
   }
 };
 
-// Weights far enough from zero that every path carries a gradient: gates open, norms not 1, larger matrices.
+// Weights far enough from zero that every path carries a gradient: gates open, norms not 1, larger matrices. They are
+// bf16 numbers, so that a bf16 model and the reference have the same ones.
 inline void lively_weights(Model& model, uint64_t seed) {
   ParameterStore& store = model.store();
   store.initialise(seed);
@@ -136,11 +137,11 @@ inline void lively_weights(Model& model, uint64_t seed) {
     const Rng rng(seed + 1, p.name);
     for (int64_t k = 0; k < p.count(); ++k) {
       const double noise = rng.normal(uint64_t(k));
-      const double value = p.shape.size() == 1 ? 1 + 0.3 * noise : 0.25 * noise;
+      const float value = float(bf16(p.shape.size() == 1 ? 1 + 0.3 * noise : 0.25 * noise));
       if (w.dtype == DType::f64)
-        w.as<double>()[k] = double(float(value));
+        w.as<double>()[k] = value;
       else
-        w.as<float>()[k] = float(value);
+        w.as<float>()[k] = value;
     }
   }
   store.round();
