@@ -42,10 +42,10 @@ TEST_P(Threads, NestedCallsRunOnTheCallingThread) {
   std::vector<std::atomic<int>> visits(outer * inner);
   std::atomic<int> moved{0};
   parallel_for(outer, [&](int64_t i) {
-    const int thread = omp_get_ancestor_thread_num(1);
+    const int thread = thread_index();
     parallel_for(inner, [&](int64_t j) {
       ++visits[size_t(i * inner + j)];
-      if (omp_get_ancestor_thread_num(1) != thread) ++moved;
+      if (thread_index() != thread) ++moved;
     });
   });
   for (const auto& v : visits) EXPECT_EQ(v, 1);

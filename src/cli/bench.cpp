@@ -106,7 +106,7 @@ void bench_train(const BenchArguments& args) {
   const double executed = 3 * flops_executed(bench.model().plan(), model_config.context).total() * tokens;
   nlohmann::ordered_json j{{"recipe", config.name},
                            {"dtype", dtype_name(dtype)},
-                           {"threads", omp_get_max_threads()},
+                           {"threads", thread_count()},
                            {"parameters", bench.model().parameters().count()},
                            {"tokens_per_step", bench.tokens()},
                            {"steps", times.size()},

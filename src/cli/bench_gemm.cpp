@@ -1,15 +1,20 @@
 #include "cli/bench_gemm.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <dnnl.hpp>
 #include <vector>
 
 #include "base/progress.h"
 #include "base/rng.h"
+#include "base/threads.h"
 
 namespace sps {
 
 double gemm_flops_per_second(DType dtype) {
+  const int threads = thread_count();
+  omp_set_num_threads(threads);  // the library's own threads, for this measurement alone
   const auto type = dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
   dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   dnnl::stream stream(engine);
@@ -39,6 +44,7 @@ double gemm_flops_per_second(DType dtype) {
     run();
     for (int i = 0; i < 5; ++i) best = std::max(best, run());
   }
+  hold_openmp_to_one_thread();
   return best;
 }
 

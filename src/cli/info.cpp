@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <optional>
 
 #include "base/progress.h"
 #include "cli/cli.h"
@@ -67,42 +68,53 @@ std::string run_text(const RunConfig& run, const RunFlops& flops) {
   return out;
 }
 
-void print(const Description& d, const RunConfig& run, bool json) {
-  const RunFlops flops = run_flops(run, d.config(), d.options.length);
-  if (!json) {
-    fmt::print("{}{}", to_text(d), run_text(run, flops));
-    return;
-  }
-  nlohmann::ordered_json j = to_json(d);
-  j["training"] = run_json(run, flops);
-  fmt::print("{}\n", dump_json(j));
+// The run that a checkpoint belongs to; none where the weights came from elsewhere.
+std::optional<RunConfig> run_of(const LoadedCheckpoint& checkpoint) {
+  nlohmann::json stored = checkpoint.config;
+  if (!stored.contains("run_model")) return std::nullopt;
+  stored["model"] = stored["run_model"];  // the weights of a phased run's first part are another model's
+  stored.erase("run_model");
+  stored.erase("name");
+  RunConfig run;
+  bind(run).set_from_json(stored, (checkpoint.path / kConfigFile).string());
+  run.run.dtype = checkpoint.state.value("dtype", run.run.dtype);
+  return run;
 }
 
 void info(InfoArguments& args) {
-  RunConfig run;
-  ModelConfig model;
+  std::optional<RunConfig> run;
+  ModelConfig model, final_model;
   std::string note;
   if (std::filesystem::is_directory(args.source)) {
     if (!args.overrides.empty())
-      usage_error("{} is a checkpoint: its model is what it is, expected no {}", args.source,
+      usage_error("{} is a checkpoint, whose model is settled: '{}' cannot be set", args.source,
                   args.overrides[0]);
     const LoadedCheckpoint checkpoint =
         load_checkpoint(find_checkpoint(args.source), CheckpointParts::weights);
-    bind(run).set_from_json(checkpoint.config, (checkpoint.path / kConfigFile).string());
     model = checkpoint_model_config(checkpoint);
-    args.options.name = fmt::format("{} ({} tokens)", checkpoint.path.string(), grouped(checkpoint.tokens));
+    run = run_of(checkpoint);
+    final_model = run ? resolve(run->model) : model;
+    args.options.name =
+        fmt::format("{}, {} tokens trained", checkpoint.path.string(), grouped(checkpoint.tokens));
   } else {
     run = load_run_config(args.source, args.overrides);
-    model = resolve(run.model);
-    args.options.name = run.name;
+    model = final_model = resolve(run->model);
+    args.options.name = run->name;
     for (const std::string& o : args.overrides) args.options.name += " " + o;
-    if (run.model.vocab == -1)
+    if (run->model.vocab == -1)
       note = "\nNo vocabulary is set, so it is GPT-2's here; training takes the data's.\n";
   }
-  args.options.dtype = compute_dtype(run.run.dtype);
-  args.options.micro_batch = run.train.micro_batch;
-  print(describe(model, args.options), run, args.json);
-  if (!args.json) fmt::print("{}", note);
+  args.options.dtype = compute_dtype(run ? run->run.dtype : "auto");
+  args.options.micro_batch = run ? run->train.micro_batch : 1;
+  const Description d = describe(model, args.options);
+  if (args.json) {
+    nlohmann::ordered_json j = to_json(d);
+    if (run) j["training"] = run_json(*run, run_flops(*run, final_model, d.options.length));
+    fmt::print("{}\n", dump_json(j));
+    return;
+  }
+  fmt::print("{}", to_text(d));
+  if (run) fmt::print("{}{}", run_text(*run, run_flops(*run, final_model, d.options.length)), note);
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ void train(const TrainArguments& args) {
   const ModelParameters& p = trainer.model().parameters();
   spdlog::info("{}: {} parameters, {}, {} threads, {} tokens in {} steps of {}, run directory {}",
                trainer.config().name, human_count(double(p.count())),
-               dtype_name(trainer.model().options().compute), omp_get_max_threads(),
+               dtype_name(trainer.model().options().compute), thread_count(),
                human_count(double(trainer.total_steps() * trainer.batch_tokens())), trainer.total_steps(),
                trainer.batch_tokens(), trainer.config().run_dir().string());
   const RunResult result = trainer.run(&interrupted);

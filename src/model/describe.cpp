@@ -8,16 +8,6 @@ namespace sps {
 
 namespace {
 
-Horizon horizon_of(const std::vector<Band>& readers) {
-  Horizon h;
-  for (const Band b : readers) {
-    if (b.empty()) continue;
-    if (b.hi == Band::kInf) return {Horizon::persistent, 0};
-    h = {Horizon::ring, std::max(h.steps, b.hi)};
-  }
-  return h;
-}
-
 bool same(const CacheLine& a, const CacheLine& b) {
   return a.kind == b.kind && a.numbers == b.numbers && a.horizon.kind == b.horizon.kind &&
          a.horizon.steps == b.horizon.steps;
@@ -115,7 +105,7 @@ DecodeCache decode_cache(const Plan& plan) {
   const ModelConfig& c = plan.config;
   DecodeCache cache;
   const auto add = [&](CacheLine::Kind kind, const Tower& tower, const std::vector<Band>& readers) {
-    const CacheLine line{kind, 1, 2 * tower.kv_heads * c.head_dim, horizon_of(readers)};
+    const CacheLine line{kind, 1, 2 * tower.kv_heads * c.head_dim, horizon(readers)};
     if (line.horizon.kind == Horizon::nothing) return;
     const auto found = std::find_if(cache.lines.begin(), cache.lines.end(),
                                     [&](const CacheLine& l) { return same(l, line); });

@@ -38,6 +38,8 @@ MemoryPlan plan_memory(const ModelConfig& config, const ModelOptions& options);
 class Model {
  public:
   Model(const ModelConfig& config, const ModelOptions& options);
+  Model(const Model&) = delete;  // it points into itself
+  Model& operator=(const Model&) = delete;
 
   const ModelConfig& config() const { return plan_.config; }
   const Plan& plan() const { return plan_; }

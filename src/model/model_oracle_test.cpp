@@ -1,7 +1,6 @@
 // Whole forward passes against the oracle: every loss and every residual, over documents that begin and end
 // at awkward places, all windows around the length of the sequence, and positions far from the start.
-#include <gtest/gtest.h>
-
+#include "model/test_compare.h"
 #include "model/test_oracle.h"
 
 namespace sps {
@@ -22,10 +21,6 @@ std::vector<TestInput> inputs_with_documents(const ModelConfig& c) {
   return all;
 }
 
-double value(Tensor t, int64_t r, int64_t c) {
-  return t.dtype == DType::f64 ? t.row<double>(r)[c] : double(t.row<float>(r)[c]);
-}
-
 void expect_rows(Tensor got, const OracleRows& want, double tolerance, const std::string& what) {
   double largest = 0, distance = 0;
   for (size_t r = 0; r < want.size(); ++r)
@@ -39,9 +34,7 @@ void expect_rows(Tensor got, const OracleRows& want, double tolerance, const std
 
 void expect_like_oracle(const ModelKeys& keys, DType dtype, bool eliminate_dead,
                         const std::vector<TestInput>& inputs) {
-  const ModelConfig c = resolve(keys);
-  Model model(c, {.compute = dtype, .max_rows = 40, .train = false, .eliminate_dead = eliminate_dead});
-  lively_weights(model, 3);
+  LivelyModel model(keys, {.compute = dtype, .train = false, .eliminate_dead = eliminate_dead});
   const Oracle oracle(keys, model.store());
   // Double: a few thousand roundings of 1e-16. Float: products and sums of 6e-8 through up to five blocks.
   const double tolerance = dtype == DType::f64 ? 1e-9 : 1e-4;
@@ -66,7 +59,7 @@ void expect_like_oracle(const ModelKeys& keys, DType dtype, bool eliminate_dead,
   }
 }
 
-class OracleTest : public testing::TestWithParam<TestModel> {};
+class OracleTest : public ModelTest {};
 
 TEST_P(OracleTest, LossesAndResidualsMatch) {
   const auto inputs = inputs_with_documents(resolve(GetParam().keys));
@@ -84,19 +77,15 @@ TEST_P(OracleTest, MatchesAtDistantPositions) {
   for (const DType dtype : {DType::f64, DType::f32}) expect_like_oracle(keys, dtype, true, {input});
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, OracleTest, testing::ValuesIn(test_models()), [](const auto& info) {
-  std::string name = info.param.name;
-  std::replace(name.begin(), name.end(), '+', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Families, OracleTest, testing::ValuesIn(test_models()), test_name);
 
 // Windows from nothing to past the whole sequence of 12 tokens.
 TEST(OracleWindows, EveryWindowOfEveryFamily) {
+  const OneThread one_thread;
   for (const std::string family : {"sps", "delayed_state", "reverse_sps", "free_pause"})
     for (const int64_t w : {0, 1, 3, 10, 11, 12, 4096}) {
       SCOPED_TRACE(family + " w=" + std::to_string(w));
-      ModelKeys keys = test_models()[0].keys;
-      keys.family = family, keys.window = w;
+      const ModelKeys keys = small_keys(family, w);
       expect_like_oracle(keys, DType::f64, true, inputs_with_documents(resolve(keys)));
     }
 }

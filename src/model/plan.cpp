@@ -65,7 +65,9 @@ class Reachability {
   bool changed_ = false;
 };
 
-Horizon horizon(std::initializer_list<Band> readers) {
+}  // namespace
+
+Horizon horizon(const std::vector<Band>& readers) {
   Horizon h;
   for (const Band b : readers) {
     if (b.empty()) continue;
@@ -74,8 +76,6 @@ Horizon horizon(std::initializer_list<Band> readers) {
   }
   return h;
 }
-
-}  // namespace
 
 int64_t Plan::state_blocks_alive() const {
   return std::count_if(state.begin(), state.end(), [](Need n) { return n != Need::none; });

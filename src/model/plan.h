@@ -29,6 +29,9 @@ struct Horizon {
   int64_t steps = 0;  // ring: largest distance back that is read
 };
 
+// The horizon of keys that are read through these bands.
+Horizon horizon(const std::vector<Band>& readers);
+
 struct Plan {
   ModelConfig config;
   bool eliminate_dead = true;

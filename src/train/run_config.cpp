@@ -99,9 +99,13 @@ RunConfig load_run_config(const std::string& source, const std::vector<std::stri
   if (c.train.global_batch % c.train.micro_batch != 0)
     usage_error("train.micro_batch = {} does not divide train.global_batch = {}", c.train.micro_batch,
                 c.train.global_batch);
-  if (c.phase.at == 1) usage_error("phase.at = 1: the prediction tower would never start, expected less");
   compute_dtype(c.run.dtype);
-  c.make_schedule();
+  const Schedule schedule = c.make_schedule();
+  // Every step asks before it starts whether the second phase has come; this is where the last one starts.
+  const auto last = double((schedule.steps() - 1) * schedule.batch_tokens);
+  if (c.phase.at * double(c.train.tokens) > last)
+    usage_error("phase.at = {}: the prediction tower would never start, expected at most {:.6g}", c.phase.at,
+                last / double(c.train.tokens));
   return c;
 }
 

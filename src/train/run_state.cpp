@@ -107,8 +107,7 @@ bool Trainer::resume() {
   read_into(*checkpoint.optimizer, optimizer_->named_moments());
   optimizer_->set_steps(std::move(optimizer_steps));
   model_->store().round();
-  resumed_ = true;
-  resumed_final_ = checkpoint.kind == CheckpointKind::final;
+  resumed_ = checkpoint.kind;
   spdlog::info("{}: continuing from {}", config_.name, checkpoint.path.string());
   return true;
 }

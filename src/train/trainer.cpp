@@ -152,10 +152,14 @@ Trainer::Step Trainer::step() {
   const GradientNorm g = gradient_norm(ex_, store);
   s.grad_norm = g.norm;
   // Weights and moments are untouched at this point, and the run ends before they would be.
-  if (!std::isfinite(s.loss) || !std::isfinite(g.norm))
-    fail("step {}: the {} is not finite ({}); {}", step_,
-         std::isfinite(s.loss) ? "gradient of " + g.not_finite : std::string("loss"),
-         std::isfinite(s.loss) ? s.grad_norm : s.loss, last_checkpoint_text());
+  if (!std::isfinite(s.loss) || !std::isfinite(g.norm)) {
+    std::string what;
+    if (!std::isfinite(s.loss)) what = fmt::format("the loss is not finite ({})", s.loss);
+    // Infinite squares can come from finite gradients: then no tensor is to blame.
+    if (!g.not_finite.empty())
+      what += fmt::format("{}the gradient of {} is not finite", what.empty() ? "" : ", ", g.not_finite);
+    fail("step {}: {}; {}", step_, what, last_checkpoint_text());
+  }
   const auto& o = config_.optim;
   ops::AdamW settings;
   settings.lr = s.lr, settings.beta1 = o.beta1, settings.beta2 = o.beta2, settings.eps = o.eps;
@@ -182,15 +186,26 @@ bool Trainer::due(int64_t every_tokens) const {
          tokens() / every_tokens > (tokens() - batch_tokens()) / every_tokens;
 }
 
+// The checkpoint to save at this moment, before the next step; of several the one that is kept longest.
+std::optional<CheckpointKind> Trainer::due_checkpoint() const {
+  const int64_t decay_from = schedule_.decay_start();
+  if (config_.schedule.decay_tokens > 0 && decay_from > 0 && step_ > 0 && tokens() >= decay_from &&
+      tokens() - batch_tokens() < decay_from)
+    return CheckpointKind::pre_decay;
+  if (due(config_.train.save_every_tokens)) return CheckpointKind::named;
+  if (due(config_.train.rolling_every_tokens)) return CheckpointKind::rolling;
+  return std::nullopt;
+}
+
 RunResult Trainer::run(const volatile std::sig_atomic_t* interrupted) {
   RunResult result;
   const std::filesystem::path dir = config_.run_dir();
-  if (!resumed_final_) {
+  if (resumed_ != CheckpointKind::final) {
     make_writable_directory(dir);
     remove_leftovers(dir);
     write_atomically(dir / "config.toml", bind(config_).to_toml());
   }
-  const int64_t steps = total_steps(), decay_from = schedule_.decay_start();
+  const int64_t steps = total_steps();
   if (step_ >= steps) {
     result = {RunEnd::already_finished, step_, tokens(), validate(), 0, 0};
     return result;
@@ -228,15 +243,9 @@ RunResult Trainer::run(const volatile std::sig_atomic_t* interrupted) {
     }
     const bool first = step_ == 0;
     if (evaluated_tokens_ != tokens() && (first || due(config_.train.eval_every_tokens))) evaluate();
-    if (step_ != resumed_at) {
-      const bool decays = config_.schedule.decay_tokens > 0 && decay_from > 0;
-      if (decays && step_ > 0 && tokens() >= decay_from && tokens() - batch_tokens() < decay_from)
-        save(CheckpointKind::pre_decay);
-      else if (due(config_.train.save_every_tokens))
-        save(CheckpointKind::named);
-      else if (due(config_.train.rolling_every_tokens))
-        save(CheckpointKind::rolling);
-    }
+    // A run that was stopped when a lasting checkpoint was due has left a rolling one only.
+    const auto kind = due_checkpoint();
+    if (kind && (step_ != resumed_at || *kind > *resumed_)) save(*kind);
 
     const double began = monotonic_seconds();
     const Step s = step();

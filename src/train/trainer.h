@@ -72,6 +72,7 @@ class Trainer {
   std::string last_checkpoint_text() const;
   void record_step(MetricsLog& metrics, const Step& step, double seconds);
   bool due(int64_t every_tokens) const;
+  std::optional<CheckpointKind> due_checkpoint() const;
 
   RunConfig config_;
   ModelConfig final_model_;   // the model the run ends with; before phase.at the standard one is trained
@@ -88,7 +89,7 @@ class Trainer {
   std::vector<int64_t> starts_;
   int64_t step_ = 0;
   bool in_first_phase_ = false;
-  bool resumed_ = false, resumed_final_ = false;
+  std::optional<CheckpointKind> resumed_;  // the checkpoint that this process continued from
   int64_t evaluated_tokens_ = -1;  // tokens at the last validation that metrics.jsonl holds
 };
 

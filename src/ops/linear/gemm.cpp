@@ -40,22 +40,6 @@ dnnl::stream& thread_stream() {
   return stream;
 }
 
-// oneDNN asks OpenMP for the number of threads when it makes a primitive and when it runs one: both see one.
-class OneThread {
- public:
-  OneThread() : before_(thread_count()) {
-    if (before_ > 1) set_thread_count(1);
-  }
-  ~OneThread() {
-    if (before_ > 1) set_thread_count(before_);
-  }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  int before_;
-};
-
 Desc stored_b(const GemmShape& s, Type type) {
   return {{s.k, s.n}, type, s.b_transposed ? dnnl::memory::dims{1, s.ldb} : dnnl::memory::dims{s.ldb, 1}};
 }
@@ -82,7 +66,7 @@ Desc packed_b(const GemmShape& s, Type type) {
 class NativeGemm : public Gemm {
  public:
   explicit NativeGemm(const GemmShape& s) {
-    const OneThread one_thread;
+    hold_openmp_to_one_thread();  // oneDNN asks when it makes a primitive and when it runs one
     a_ = Desc({s.m, s.k}, onednn_type(s.act), dnnl::memory::dims{s.lda, 1});
     c_ = Desc({s.m, s.n}, onednn_type(s.out), dnnl::memory::dims{s.ldc, 1});
     const Desc plain = stored_b(s, onednn_type(s.act));
@@ -107,7 +91,7 @@ class NativeGemm : public Gemm {
   size_t packed_bytes() const override { return align_up(b_.get_size()); }
   size_t pack_scratch_bytes() const override { return align_up(pack_scratchpad_.get_size()); }
   void pack(const void* b, void* packed, std::byte* scratch) const override {
-    const OneThread one_thread;
+    hold_openmp_to_one_thread();
     pack_.execute(thread_stream(), {{DNNL_ARG_FROM, memory_at(plain_, b)},
                                     {DNNL_ARG_TO, memory_at(b_, packed)},
                                     {DNNL_ARG_SCRATCHPAD, memory_at(pack_scratchpad_, scratch)}});
@@ -115,7 +99,7 @@ class NativeGemm : public Gemm {
 
   size_t scratch_bytes() const override { return align_up(scratchpad_.get_size()); }
   void run(const void* a, const void* b, void* c, std::byte* scratch) const override {
-    const OneThread one_thread;
+    hold_openmp_to_one_thread();
     product_.execute(thread_stream(), {{DNNL_ARG_SRC, memory_at(a_, a)},
                                        {DNNL_ARG_WEIGHTS, memory_at(b_, b)},
                                        {DNNL_ARG_DST, memory_at(c_, c)},
