@@ -41,11 +41,11 @@ if [ -z "$tokens" ]; then
   per_step=0
   for i in "${!names[@]}"; do
     # shellcheck disable=SC2086
-    s=$("$sps" bench train "demo_${names[$i]}_1m" ${settings[$i]} --steps 5 --no-ceiling --json | field seconds_per_step)
+    s=$("$sps" bench train "demo_${names[$i]}_1m" ${settings[$i]} data.dir="$out/data" --steps 5 --no-ceiling --json | field seconds_per_step)
     per_step=$(awk "BEGIN {print $per_step + $s}")
   done
-  # Steps of 8192 tokens, between 20 and 1200 (9.8 M tokens: less than one pass over the text).
-  tokens=$(awk "BEGIN {n = int($seconds / $per_step); if (n < 20) n = 20; if (n > 1200) n = 1200; print n * 8192}")
+  # Steps of 4096 tokens, between 40 and 2400 (9.8 M tokens: less than one pass over the text).
+  tokens=$(awk "BEGIN {n = int($seconds / $per_step); if (n < 40) n = 40; if (n > 2400) n = 2400; print n * 4096}")
 fi
 echo "$tokens" >"$out/tokens"
 echo "demo: training ${#names[@]} models on $tokens tokens each"

@@ -37,8 +37,8 @@ Sample summarise(std::vector<double> times) {
   return {times[times.size() / 2], times.front(), times.back()};
 }
 
-// One whole step on random ids with a document border about every 200 tokens: forward, backward, gradient norm,
-// clipping, AdamW. Validation, saving and reading data are not in it.
+// One whole step on random ids with a document border about every 200 tokens: forward, backward, gradient
+// norm, clipping, AdamW. Validation, saving and reading data are not in it.
 class StepBench {
  public:
   explicit StepBench(const RunConfig& config, const ModelConfig& model_config)
@@ -54,8 +54,9 @@ class StepBench {
       window.clear();
       for (int64_t i = 0; i < micro * (length + 1); ++i) {
         const auto n = uint64_t(m * micro * (length + 1) + i);
-        window.push_back(rng.below(2 * n, 200) == 0 ? int32_t(model_config.eot)
-                                                    : int32_t(rng.below(2 * n + 1, uint64_t(model_config.eot))));
+        window.push_back(rng.below(2 * n, 200) == 0
+                             ? int32_t(model_config.eot)
+                             : int32_t(rng.below(2 * n + 1, uint64_t(model_config.eot))));
       }
       batches_.emplace_back();
       batches_.back().fill(window, length, special_ids(model_config));
@@ -87,7 +88,10 @@ class StepBench {
 };
 
 void bench_train(const BenchArguments& args) {
-  const RunConfig config = load_run_config(args.source, args.overrides);
+  RunConfig config = load_run_config(args.source, args.overrides);
+  if (!config.data.dir.empty())
+    if (const auto meta = read_token_meta(config.data.dir))
+      adopt_vocabulary(*meta, config.data.dir, config.model);
   if (config.run.threads > 0) set_thread_count(int(config.run.threads));
   const ModelConfig model_config = resolve(config.model);
   StepBench bench(config, model_config);
@@ -152,10 +156,13 @@ void add_bench(CLI::App& app) {
   cmd->footer("Examples:\n  sps bench train demo_sps_w16_4m --json\n  sps bench gemm");
 
   auto args = std::make_shared<BenchArguments>();
-  CLI::App* train = cmd->add_subcommand("train", "Training steps of a recipe, beside the matrix-product ceiling");
+  CLI::App* train =
+      cmd->add_subcommand("train", "Training steps of a recipe, beside the matrix-product ceiling");
   train->add_option("recipe", args->source, "Recipe or TOML file")->required();
   train->add_option("overrides", args->overrides, "key=value settings");
-  train->add_option("--steps", args->steps, "Timed steps, at least")->capture_default_str()->check(CLI::PositiveNumber);
+  train->add_option("--steps", args->steps, "Timed steps, at least")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   train->add_option("--seconds", args->seconds, "Keep on for this long")->capture_default_str();
   train->add_flag("!--no-ceiling", args->ceiling, "Skip measuring the ceiling");
   train->add_flag("--json", args->json, "Print one JSON object");

@@ -20,11 +20,14 @@ int say(const std::string& sentence, int status) {
 
 }  // namespace
 
-void set_exit_status(int status) { exit_status = status; }
+void set_exit_status(int status) {
+  exit_status = status;
+}
 
 int run_command_line(int argc, const char* const* argv) {
   exit_status = 0;
-  CLI::App app{"sps: language models whose forward pass is split into a state and a prediction stream", "sps"};
+  CLI::App app{"sps: language models whose forward pass is split into a state and a prediction stream",
+               "sps"};
   app.require_subcommand(1);
   bool quiet = false;
   app.add_flag("-q,--quiet", quiet, "Warnings and errors only");

@@ -37,8 +37,8 @@ void eval(const EvalArguments& args) {
   std::unique_ptr<Tokenizer> tokenizer;
   if (file.meta()) {
     if (file.meta()->eot != config.eot || file.meta()->vocab_size > config.vocab)
-      fail("{} was made for {} ids with end-of-text {}, the model has {} and {}", args.data, file.meta()->vocab_size,
-           file.meta()->eot, config.vocab, config.eot);
+      fail("{} was made for {} ids with end-of-text {}, the model has {} and {}", args.data,
+           file.meta()->vocab_size, file.meta()->eot, config.vocab, config.eot);
     tokenizer = make_tokenizer(file.meta()->tokenizer);
   }
   file.set_vocab_size(config.vocab);

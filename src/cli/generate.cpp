@@ -52,7 +52,8 @@ void run_generate(GenerateArguments& args) {
 void add_generate(CLI::App& app) {
   auto args = std::make_shared<GenerateArguments>();
   CLI::App* cmd = app.add_subcommand("generate", "Continue a prompt");
-  cmd->footer("Example:\n  sps generate runs/demo_sps_w16_tok_4m --prompt 'The list' --tokens 200 --temperature 0.8");
+  cmd->footer(
+      "Example:\n  sps generate runs/demo_sps_w16_tok_4m --prompt 'The list' --tokens 200 --temperature 0.8");
   cmd->add_option("checkpoint", args->checkpoint, "Checkpoint, or run directory (its latest)")->required();
   cmd->add_option("-p,--prompt", args->prompt, "Text to continue; empty starts a new document");
   cmd->add_option("-n,--tokens", args->options.max_new, "New tokens at the most")->capture_default_str();

@@ -1,7 +1,7 @@
+#include "data/prepare.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "cli/cli.h"
-#include "data/prepare.h"
 
 namespace sps {
 

@@ -1,7 +1,7 @@
+#include "report/report.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "cli/cli.h"
-#include "report/report.h"
 
 namespace sps {
 
@@ -30,10 +30,12 @@ void add_report(CLI::App& app) {
     }
     fmt::print("{}", report_table(runs));
     fmt::print(
-        "val loss: nats per token, {} tokens trained; cost: time per token relative to the first row; FLOPs/token: "
+        "val loss: nats per token, {} tokens trained; cost: time per token relative to the first row; "
+        "FLOPs/token: "
         "training, as the mask requires\n",
         runs.back().tokens);
-    if (!args->data.empty()) fmt::print("unigram entropy of the validation text: {:.4f} nats/token\n", entropy);
+    if (!args->data.empty())
+      fmt::print("unigram entropy of the validation text: {:.4f} nats/token\n", entropy);
   });
 }
 

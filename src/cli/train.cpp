@@ -62,7 +62,8 @@ void train(const TrainArguments& args) {
   } else {
     fmt::print("{} after {} tokens: validation loss {:.4f} nats/token over {} positions\n",
                result.end == RunEnd::finished ? "finished" : "had already finished",
-               human_count(double(result.tokens)), result.validation.nats_per_token(), result.validation.scored);
+               human_count(double(result.tokens)), result.validation.nats_per_token(),
+               result.validation.scored);
   }
   if (result.end == RunEnd::interrupted) set_exit_status(128 + interrupted);
 }
@@ -78,7 +79,8 @@ void add_train(CLI::App& app) {
       "  sps train demo_free_pause_pooled_tok_4m data.dir=data/text run.dtype=f32 run.threads=2\n"
       "  sps train my.toml optim.lr=3e-4\n"
       "  sps train --keys\n\n"
-      "A recipe is {scale}_{family}[_{M}+{N}][_w{N|full}][_pooled][_tok][_phase{percent}]_{tokens}[_seed{n}].\n"
+      "A recipe is "
+      "{scale}_{family}[_{M}+{N}][_w{N|full}][_pooled][_tok][_phase{percent}]_{tokens}[_seed{n}].\n"
       "A run that stopped, for whatever reason, continues when the same command is given again.");
   cmd->add_option("recipe", args->source, "Recipe, or a TOML file with the keys that `--keys` lists");
   cmd->add_option("overrides", args->overrides, "key=value settings on top of it");

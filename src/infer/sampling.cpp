@@ -39,9 +39,9 @@ int32_t NextId::draw(std::span<const float> logits, const std::vector<bool>& for
   weights_.clear();
   double total = 0;
   for (const int32_t id : order_) {
-    // Differences first: a tiny temperature then gives 0 or 1, never inf - inf.
-    const double difference = double(logits[size_t(id)]) - largest;
-    weights_.push_back(difference == 0 ? 1.0 : std::exp(difference / options_.temperature));
+    // Differences first: a tiny temperature then gives 0 or 1, and so does an infinite logit; never inf - inf.
+    const double logit = logits[size_t(id)];
+    weights_.push_back(logit == largest ? 1.0 : std::exp((logit - largest) / options_.temperature));
     total += weights_.back();
   }
   if (options_.top_p < 1) {

@@ -30,8 +30,9 @@ constexpr Preset kPresets[] = {
 };
 
 constexpr Scale kScales[] = {
-    {"demo", 4, 192, 3, 3, 576, 256},        {"xs", 8, 512, 8, 8, 1536, 4096},    {"s", 12, 768, 12, 12, 2304, 4096},
-    {"m", 24, 1024, 16, 16, 3072, 4096},     {"l", 36, 1280, 20, 20, 3840, 4096}, {"xl", 48, 1600, 25, 25, 4800, 4096},
+    {"demo", 4, 256, 4, 4, 768, 256},    {"xs", 8, 512, 8, 8, 1536, 4096},
+    {"s", 12, 768, 12, 12, 2304, 4096},  {"m", 24, 1024, 16, 16, 3072, 4096},
+    {"l", 36, 1280, 20, 20, 3840, 4096}, {"xl", 48, 1600, 25, 25, 4800, 4096},
     {"1b", 24, 1536, 16, 8, 6144, 8192},
 };
 
@@ -120,18 +121,24 @@ int64_t family_window(const ModelConfig& c) {
   Band band = Band::none();
   switch (find_preset(c.family).kind) {
     case Kind::standard:
-    case Kind::tower: break;
+    case Kind::tower:
+      break;
     case Kind::sps:
-    case Kind::pause: band = c.pp; break;
+    case Kind::pause:
+      band = c.pp;
+      break;
     case Kind::delayed:
-    case Kind::reverse: band = c.xx; break;
+    case Kind::reverse:
+      band = c.xx;
+      break;
   }
   if (band.empty()) return 0;
   return band.hi == Band::kInf ? kWindowFull : band.hi;
 }
 
 const Scale* find_scale(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kScales), std::end(kScales), [&](const Scale& s) { return s.name == name; });
+  const auto* found =
+      std::find_if(std::begin(kScales), std::end(kScales), [&](const Scale& s) { return s.name == name; });
   return found == std::end(kScales) ? nullptr : found;
 }
 

@@ -58,8 +58,8 @@ void apply_scale(RunConfig& c, const Scale& s) {
   c.model.kv_heads = s.kv_heads;
   c.model.d_ffn = {s.d_ffn}, c.model.context = s.context;
   if (s.name == "demo") {
-    // Steps of 8192 bytes or tokens; the window and the rate of the small-scale runs (docs/benchmarks.md).
-    c.train.global_batch = c.train.micro_batch = 32;
+    // Steps of 4096 tokens; the window and the rate of the small-scale runs (docs/benchmarks.md).
+    c.train.global_batch = c.train.micro_batch = 16;
     c.optim.lr = 2e-3, c.optim.min_lr = 2e-4;
   }
   if (s.name == "1b") {

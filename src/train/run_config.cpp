@@ -109,4 +109,16 @@ RunConfig load_run_config(const std::string& source, const std::vector<std::stri
   return c;
 }
 
+void adopt_vocabulary(const TokenMeta& meta, const std::string& data_dir, ModelKeys& keys) {
+  if (keys.eot == -1) keys.eot = meta.eot;
+  if (keys.eot != meta.eot)
+    usage_error("model.eot = {}: {} was made with the end-of-text id {}", keys.eot, data_dir, meta.eot);
+  // One more row than the tokenizer has ids, for the prediction row of pred_input = row.
+  constexpr int64_t multiple = 64;
+  if (keys.vocab == -1) keys.vocab = (meta.vocab_size + 1 + multiple - 1) / multiple * multiple;
+  if (keys.vocab < meta.vocab_size)
+    usage_error("model.vocab = {} is too small: the tokenizer of {} has {} ids", keys.vocab, data_dir,
+                meta.vocab_size);
+}
+
 }  // namespace sps

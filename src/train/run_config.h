@@ -1,11 +1,12 @@
-// RunConfig: everything a training run is told (design, section 7). One table of options describes every key; the
-// command line, TOML files, `config.toml` in the run directory and `sps train --help` are made from it.
+// RunConfig: everything a training run is told (design, section 7). One table of options describes every key;
+// the command line, TOML files, `config.toml` in the run directory and `sps train --help` are made from it.
 #pragma once
 
 #include <filesystem>
 #include <string>
 
 #include "base/options.h"
+#include "data/token_file.h"
 #include "model/config.h"
 #include "optim/schedule.h"
 
@@ -30,13 +31,14 @@ struct RunConfig {
     int64_t warmup_tokens = 50'000'000, decay_tokens = 1'000'000'000;
   } schedule;
   struct Phase {
-    double at = 0;  // fraction of the tokens that the standard model is trained on before the prediction tower starts
+    double at =
+        0;  // fraction of the tokens that the standard model is trained on before the prediction tower starts
   } phase;
   struct Data {
     std::string dir;
   } data;
   struct Run {
-    std::string dir;             // "" = runs/<name>
+    std::string dir;  // "" = runs/<name>
     std::string device = "cpu";
     std::string dtype = "auto";  // auto: bf16 where the CPU has instructions for it, else f32
     int64_t threads = 0;         // 0 = all cores
@@ -49,12 +51,18 @@ struct RunConfig {
 // Binds every key to the fields of `config`. Keys of the model may be written without "model." in front.
 OptionTable bind(RunConfig& config);
 
-// A recipe's name or a TOML file, then key=value overrides in order. Checks all that can be checked without data.
+// A recipe's name or a TOML file, then key=value overrides in order. Checks all that can be checked without
+// data.
 RunConfig load_run_config(const std::string& recipe_or_file, const std::vector<std::string>& overrides);
+
+// Takes vocabulary and end-of-text id from a data set, where `keys` leave them open. Usage error where they
+// disagree.
+void adopt_vocabulary(const TokenMeta& meta, const std::string& data_dir, ModelKeys& keys);
 
 // {scale}_{family}[_{M}+{N}][_w{N|full}][_pooled][_tok][_phase{percent}]_{tokens}[_seed{n}], for instance
 // xs_sps_w64_20b, s_standard_10b_seed1, 1b_free_pause_pooled_phase75_100b, s_sequential_6+6_20b.
-// The reference's full_attention and w4096 are understood. Throws a usage error that says which part is wrong.
+// The reference's full_attention and w4096 are understood. Throws a usage error that says which part is
+// wrong.
 RunConfig recipe(const std::string& name);
 bool looks_like_recipe(const std::string& name);  // starts with a scale's name and an underscore
 

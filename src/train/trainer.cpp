@@ -19,8 +19,6 @@ namespace sps {
 
 namespace {
 
-constexpr int64_t kVocabMultiple = 64;
-
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::nth_element(values.begin(), values.begin() + std::ptrdiff_t(values.size() / 2), values.end());
@@ -80,21 +78,11 @@ void Trainer::open_data() {
     usage_error("data.dir is not set: expected a folder made by `sps prepare`, as in data.dir=data/text");
   train_file_ = TokenFile::open(config_.data.dir, "train");
   val_file_ = TokenFile::open(config_.data.dir, "val");
-  ModelKeys& m = config_.model;
   if (const auto& meta = train_file_->meta()) {
-    if (m.eot == -1) m.eot = meta->eot;
-    if (m.eot != meta->eot)
-      usage_error("model.eot = {}: {} was made with the end-of-text id {}", m.eot, config_.data.dir,
-                  meta->eot);
-    // One more row than the tokenizer has ids, for the prediction row of pred_input = row.
-    if (m.vocab == -1)
-      m.vocab = (meta->vocab_size + 1 + kVocabMultiple - 1) / kVocabMultiple * kVocabMultiple;
-    if (m.vocab < meta->vocab_size)
-      usage_error("model.vocab = {} is too small: the tokenizer of {} has {} ids", m.vocab, config_.data.dir,
-                  meta->vocab_size);
+    adopt_vocabulary(*meta, config_.data.dir, config_.model);
     if (meta->tokenizer == "bytes") tokenizer_ = make_tokenizer(meta->tokenizer);
   }
-  final_model_ = resolve(m);
+  final_model_ = resolve(config_.model);
   config_.model = keys_of(final_model_);
   train_file_->set_vocab_size(final_model_.vocab);
   val_file_->set_vocab_size(final_model_.vocab);
@@ -155,9 +143,9 @@ Trainer::Step Trainer::step() {
   if (!std::isfinite(s.loss) || !std::isfinite(g.norm)) {
     std::string what;
     if (!std::isfinite(s.loss)) what = fmt::format("the loss is not finite ({})", s.loss);
-    // Infinite squares can come from finite gradients: then no tensor is to blame.
-    if (!g.not_finite.empty())
-      what += fmt::format("{}the gradient of {} is not finite", what.empty() ? "" : ", ", g.not_finite);
+    if (!std::isfinite(g.norm))
+      what += fmt::format("{}the gradient of {} is not finite", what.empty() ? "" : ", ",
+                          g.not_finite.empty() ? "all parameters together" : g.not_finite);
     fail("step {}: {}; {}", step_, what, last_checkpoint_text());
   }
   const auto& o = config_.optim;

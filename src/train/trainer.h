@@ -1,9 +1,10 @@
-// Trainer: one training run from its first token to its final checkpoint (training spec; design, sections 5 and 6).
+// Trainer: one training run from its first token to its final checkpoint (training spec; design, sections 5
+// and 6).
 //
-// A step trains on `global_batch` windows: their scored positions are counted first, so that the loss is the mean over
-// the whole batch whatever the micro-batch. A run's state is its checkpoint and nothing else: killed at any moment and
-// started again, it ends with the same bytes. Decisions (validate? save? switch phase?) look at the tokens trained so
-// far, before each step, and depend on that number alone.
+// A step trains on `global_batch` windows: their scored positions are counted first, so that the loss is the
+// mean over the whole batch whatever the micro-batch. A run's state is its checkpoint and nothing else:
+// killed at any moment and started again, it ends with the same bytes. Decisions (validate? save? switch
+// phase?) look at the tokens trained so far, before each step, and depend on that number alone.
 #pragma once
 
 #include <csignal>
@@ -28,15 +29,16 @@ enum class RunEnd : uint8_t { finished, already_finished, interrupted };
 struct RunResult {
   RunEnd end = RunEnd::finished;
   int64_t steps = 0, tokens = 0;
-  Score validation;                 // of the final model (also when the run had finished before)
-  double tokens_per_second = 0;     // median over this process's steps, validation and saving excluded
+  Score validation;              // of the final model (also when the run had finished before)
+  double tokens_per_second = 0;  // median over this process's steps, validation and saving excluded
   double seconds_per_step = 0;
 };
 
 class Trainer {
  public:
-  // Opens the data, settles what depends on it (vocabulary, end-of-text), plans memory, and continues from the run
-  // directory's latest checkpoint if there is one. Errors leave no file behind that was not there before.
+  // Opens the data, settles what depends on it (vocabulary, end-of-text), plans memory, and continues from
+  // the run directory's latest checkpoint if there is one. Errors leave no file behind that was not there
+  // before.
   explicit Trainer(RunConfig config);
   ~Trainer();
 
@@ -45,7 +47,7 @@ class Trainer {
 
   // One optimizer step on the next global batch. For run() and for tests; nothing is written.
   struct Step {
-    double loss = 0;        // nats per scored token before the update
+    double loss = 0;  // nats per scored token before the update
     double grad_norm = 0, lr = 0;
     int64_t scored = 0;
   };
@@ -75,7 +77,7 @@ class Trainer {
   std::optional<CheckpointKind> due_checkpoint() const;
 
   RunConfig config_;
-  ModelConfig final_model_;   // the model the run ends with; before phase.at the standard one is trained
+  ModelConfig final_model_;  // the model the run ends with; before phase.at the standard one is trained
   DType dtype_;
   Exec ex_;
   std::optional<TokenFile> train_file_, val_file_;
@@ -90,11 +92,11 @@ class Trainer {
   int64_t step_ = 0;
   bool in_first_phase_ = false;
   std::optional<CheckpointKind> resumed_;  // the checkpoint that this process continued from
-  int64_t evaluated_tokens_ = -1;  // tokens at the last validation that metrics.jsonl holds
+  int64_t evaluated_tokens_ = -1;          // tokens at the last validation that metrics.jsonl holds
 };
 
-// The model that a phased run trains first: the state tower alone (second paper, phasing). Usage error if the final
-// model does not contain it.
+// The model that a phased run trains first: the state tower alone (second paper, phasing). Usage error if the
+// final model does not contain it.
 ModelConfig first_phase_model(const ModelConfig& final_model);
 
 }  // namespace sps

@@ -45,8 +45,9 @@ TEST_F(PhaseTest, TheFirstPhaseIsTheStandardRun) {
   EXPECT_EQ(step.lr, b.step().lr);
 }
 
-// The second phase is a run of the final model that starts from the first phase's shared weights and moments and from
-// the new tensors' initial values: made here by hand as a checkpoint, continued, and compared bit by bit.
+// The second phase is a run of the final model that starts from the first phase's shared weights and moments
+// and from the new tensors' initial values: made here by hand as a checkpoint, continued, and compared bit by
+// bit.
 TEST_F(PhaseTest, TheSecondPhaseContinuesWhatIsShared) {
   const RunConfig c = phased("phased");
   run_part(c, 6);
@@ -68,7 +69,8 @@ TEST_F(PhaseTest, TheSecondPhaseContinuesWhatIsShared) {
   for (const NamedTensor& w : weights) updates.push_back(fill(first.weights, w) ? 6 : 0);
   for (const NamedTensor& m : moments) fill(*first.optimizer, m);
   ASSERT_EQ(std::count(updates.begin(), updates.end(), 6), std::ptrdiff_t(first.weights.tensors().size()));
-  EXPECT_EQ(std::count(updates.begin(), updates.end(), 0), 1 + 2 * 3) << "prediction start, three gates a block";
+  EXPECT_EQ(std::count(updates.begin(), updates.end(), 0), 1 + 2 * 3)
+      << "prediction start, three gates a block";
 
   nlohmann::json config = first.config, state = first.state;
   config["model"] = config["run_model"];

@@ -47,7 +47,8 @@ void expect_same(const std::vector<Trainer::Step>& a, const std::vector<Trainer:
   }
 }
 
-// The micro-batches of a step have different numbers of scored positions: a mean of their means is another number.
+// The micro-batches of a step have different numbers of scored positions: a mean of their means is another
+// number.
 void expect_unequal_micro_batches(const RunConfig& c, int64_t micro) {
   const TokenFile file = TokenFile::open(c.data.dir, "train");
   Sampler sampler(file, {c.model.context, uint64_t(c.train.seed), c.train.chunk_units});
@@ -87,7 +88,8 @@ TEST_F(TrainerTest, AccumulationGivesTheSameRunUpToRounding) {
   double largest = 0;
   for (int64_t i = 0; i < wa.cols; ++i)
     largest = std::max(largest, std::fabs(wa.as<double>()[i] - wb.as<double>()[i]));
-  // Adam divides by the root of the second moment: where a gradient is 1e-8 or less its rounding counts in full.
+  // Adam divides by the root of the second moment: where a gradient is 1e-8 or less its rounding counts in
+  // full.
   EXPECT_LT(largest, 1e-8);
 }
 
@@ -186,7 +188,8 @@ void expect_harmless_stop(const RunConfig& c, const std::function<float*(Trainer
   EXPECT_PRED2(mentions, error, kind);
   EXPECT_PRED2(mentions, error, "gradient of ");
   bool names_tensor = false;
-  for (const Parameter& p : t.model().store().list()) names_tensor |= mentions(error, "gradient of " + p.name);
+  for (const Parameter& p : t.model().store().list())
+    names_tensor |= mentions(error, "gradient of " + p.name);
   EXPECT_TRUE(names_tensor) << error;
   EXPECT_PRED2(mentions, error, latest_checkpoint(c.run_dir())->path.string());
   EXPECT_EQ(t.model().store().hash(), weights);
@@ -224,7 +227,8 @@ TEST_F(TrainerTest, StopsWithoutACheckpointSaySo) {
 TEST_F(TrainerTest, DecayShrinksTheMatricesOfABf16Run) {
   RunConfig c = run();
   c.run.dtype = "bf16";
-  c.optim.lr = 1e-6, c.optim.min_lr = 1e-7, c.optim.weight_decay = 400;  // 4e-4 a step; the gradient moves 1e-6
+  c.optim.lr = 1e-6, c.optim.min_lr = 1e-7,
+  c.optim.weight_decay = 400;  // 4e-4 a step; the gradient moves 1e-6
   Trainer t(c);
   const float before = weight<float>(t, "state.0.gate_up")[0], norm = weight<float>(t, "state.0.norm1")[0];
   double kept = 1;
@@ -253,7 +257,7 @@ TEST_F(TrainerTest, ARunThatHasFinishedIsNotTouched) {
 
 TEST_F(TrainerTest, ContinuesToTheSameBytesFromAnyStep) {
   RunConfig c = run("whole");
-  c.train.eval_every_tokens = 3 * 64, c.train.save_every_tokens = 4 * 64;
+  c.train.eval_every_tokens = c.train.save_every_tokens = 4 * 64;
   Trainer(c).run();
   const auto want = folder_content(c.run_dir() / "checkpoints");
   EXPECT_TRUE(want.contains("tokens-000000000000256/state.json"));
