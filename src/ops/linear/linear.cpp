@@ -40,7 +40,7 @@ void linear_backward_weight(const Exec& ex, Tensor dy, Tensor x, Tensor dw) {
   SPS_CHECK(dy.dtype == x.dtype && dw.dtype == (x.dtype == DType::f64 ? DType::f64 : DType::f32));
   if (dy.dtype == DType::f64) return linear_backward_weight_ref(dy, x, dw);
   SPS_CHECK(ex.device == Device::cpu);
-  product_cpu(dy, Transposed::yes, x, Transposed::no, dw, Accumulate::yes);
+  weight_gradient_cpu(dy, x, dw);
 }
 
 bool bf16_is_fast() {

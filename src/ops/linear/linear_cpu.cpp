@@ -11,6 +11,7 @@
 #include "ops/linear/gemm.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/transpose.h"
+#include "ops/linear/weight_gradient.h"
 #include "ops/vec.h"
 #include "tensor/arena.h"
 
@@ -286,6 +287,14 @@ void product_cpu(Tensor a, Transposed a_transposed, Tensor b, Transposed b_trans
     return;
   }
   Product(a, a_transposed, b, b_transposed, c, acc).run();
+}
+
+void weight_gradient_cpu(Tensor dy, Tensor x, Tensor dw) {
+#ifdef SPS_AMX
+  if (dy.dtype == DType::bf16 && !dw.empty() && dy.rows > 0 && cpu_multiplies_bf16() && amx_permitted())
+    return weight_gradient_on_tiles(dy, x, dw);
+#endif
+  product_cpu(dy, Transposed::yes, x, Transposed::no, dw, Accumulate::yes);
 }
 
 }  // namespace sps::ops

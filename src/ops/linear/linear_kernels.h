@@ -16,4 +16,7 @@ enum class Transposed : bool { no, yes };
 void product_cpu(Tensor a, Transposed a_transposed, Tensor b, Transposed b_transposed, Tensor c,
                  Accumulate acc);
 
+// dw += dy^T x; types and scratch as in product_cpu.
+void weight_gradient_cpu(Tensor dy, Tensor x, Tensor dw);
+
 }  // namespace sps::ops
