@@ -309,10 +309,11 @@ void make_writable_directory(const fs::path& given) {
   if (error) fail("cannot create the folder {}: {}", path.string(), error.message());
   if (!fs::is_directory(path, error))
     fail("cannot create the folder {}: a file has this name", path.string());
+  // Nameless if possible: then a kill at this moment leaves nothing.
+  if (const Fd nameless(open_nameless(path)); nameless.fd >= 0) return;
   const fs::path probe = temporary_beside(path / "probe");
-  const int fd = open_new(probe);
-  if (fd < 0) fail("cannot write in the folder {}: {}", path.string(), reason(errno));
-  ::close(fd);
+  const Fd fd(open_new(probe));
+  if (fd.fd < 0) fail("cannot write in the folder {}: {}", path.string(), reason(errno));
   ::unlink(probe.c_str());
 }
 

@@ -28,12 +28,7 @@ void add_report(CLI::App& app) {
       fmt::print("{}\n", dump_json(j));
       return;
     }
-    fmt::print("{}", report_table(runs));
-    fmt::print(
-        "val loss: nats per token, {} tokens trained; cost: time per token relative to the first row; "
-        "FLOPs/token: "
-        "training, as the mask requires\n",
-        runs.back().tokens);
+    fmt::print("{}\n{}", report_table(runs), report_footer(runs));
     if (!args->data.empty())
       fmt::print("unigram entropy of the validation text: {:.4f} nats/token\n", entropy);
   });

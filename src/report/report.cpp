@@ -73,17 +73,43 @@ RunSummary summarise_run(const std::filesystem::path& dir) {
 std::string report_table(const std::vector<RunSummary>& runs) {
   size_t width = 5;
   for (const RunSummary& r : runs) width = std::max(width, r.name.size());
-  const bool bytes = std::all_of(runs.begin(), runs.end(), [](const RunSummary& r) { return r.bits_per_byte > 0; });
-  std::string out = fmt::format("{:<{}}  {:>9}  {}{:>8}  {:>9}  {:>5}  {:>9}  {:>11}\n", "run", width, "val loss",
-                                bytes ? "bits/byte  " : "", "ms/step", "tokens/s", "cost", "params", "FLOPs/token");
+  const bool bytes =
+      std::all_of(runs.begin(), runs.end(), [](const RunSummary& r) { return r.bits_per_byte > 0; });
+  std::string out = fmt::format("{:<{}}  {:>8}  {:>8}  {}{:>7}  {:>8}  {:>5}  {:>7}  {:>11}\n", "run", width,
+                                "val loss", "vs first", bytes ? "bits/byte  " : "", "ms/step", "tokens/s",
+                                "cost", "params", "FLOPs/token");
   for (const RunSummary& r : runs) {
     const double cost = runs[0].tokens_per_second > 0 ? runs[0].tokens_per_second / r.tokens_per_second : 0;
-    out += fmt::format("{:<{}}  {:>9.4f}  {}{:>8.1f}  {:>9}  {:>5.2f}  {:>9}  {:>11}{}\n", r.name, width, r.val_loss,
+    out += fmt::format("{:<{}}  {:>8.4f}  {:>+8.4f}  {}{:>7.1f}  {:>8}  {:>5.2f}  {:>7}  {:>11}{}\n", r.name,
+                       width, r.val_loss, r.val_loss - runs[0].val_loss,
                        bytes ? fmt::format("{:>9.4f}  ", r.bits_per_byte) : "", r.seconds_per_step * 1e3,
                        human_count(r.tokens_per_second), cost, human_count(double(r.parameters)),
                        human_count(r.flops_per_token), r.finished ? "" : "  (unfinished)");
   }
   return out;
+}
+
+std::string report_footer(const std::vector<RunSummary>& runs) {
+  std::string out =
+      "val loss: nats per token on the same validation windows; cost: time per token relative to the first "
+      "row;\n"
+      "FLOPs/token: training, as the mask requires\n";
+  const RunSummary& first = runs[0];
+  const auto same_tokens = [&](const RunSummary& r) { return r.tokens == first.tokens; };
+  if (runs.size() < 2) return out;
+  if (!std::all_of(runs.begin(), runs.end(), same_tokens))
+    return out +
+           "The runs have seen different numbers of tokens: their losses cannot be compared directly.\n";
+  const RunSummary& best = *std::min_element(
+      runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.val_loss < b.val_loss; });
+  out += fmt::format("After {} tokens each, one seed: ", human_count(double(first.tokens)));
+  if (&best == &first)
+    return out +
+           fmt::format("{} has the lowest loss; no other run has gained anything on it yet.\n", first.name);
+  return out +
+         fmt::format("{} has the lowest loss, {:.4f} nats below {}, at {:.2f} times its time per token.\n",
+                     best.name, first.val_loss - best.val_loss, first.name,
+                     first.tokens_per_second / best.tokens_per_second);
 }
 
 nlohmann::ordered_json report_json(const std::vector<RunSummary>& runs) {

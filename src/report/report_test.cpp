@@ -39,20 +39,23 @@ fs::path make_run(const TestDir& dir, const std::string& name, ModelKeys keys, C
   const Model model(resolve(keys), options);
   const WrittenFile weights =
       write_safetensors(path / kWeightsFile, named_weights(model.parameters(), model.store()));
-  write_atomically(path / kStateFile,
-                   checkpoint_state_text(checkpoint, {{"step", 3}},
-                                         {{kConfigFile, {config.size(), hash64(config)}}, {kWeightsFile, weights}}));
+  write_atomically(path / kStateFile, checkpoint_state_text(checkpoint, {{"step", 3}},
+                                                            {{kConfigFile, {config.size(), hash64(config)}},
+                                                             {kWeightsFile, weights}}));
   write_atomically(run / "metrics.jsonl", metrics);
   return run;
 }
 
 std::string metrics(const std::vector<double>& seconds, double val_loss, const std::string& more = "") {
-  std::string text = R"({"step": 0, "tokens": 0, "val_loss": 5.77, "val_scored": 60})" "\n";
+  std::string text = R"({"step": 0, "tokens": 0, "val_loss": 5.77, "val_scored": 60})"
+                     "\n";
   for (size_t i = 0; i < seconds.size(); ++i)
-    text += fmt::format(R"({{"step": {}, "tokens": {}, "loss": 5.5, "seconds": {}}})" "\n", i + 1, 64 * (i + 1),
-                        seconds[i]);
-  return text + fmt::format(R"({{"step": {}, "tokens": {}, "val_loss": {}{}}})" "\n", seconds.size(),
-                            64 * seconds.size(), val_loss, more);
+    text += fmt::format(R"({{"step": {}, "tokens": {}, "loss": 5.5, "seconds": {}}})"
+                        "\n",
+                        i + 1, 64 * (i + 1), seconds[i]);
+  return text + fmt::format(R"({{"step": {}, "tokens": {}, "val_loss": {}{}}})"
+                            "\n",
+                            seconds.size(), 64 * seconds.size(), val_loss, more);
 }
 
 TEST(Report, ReadsARun) {
@@ -117,13 +120,26 @@ TEST(Report, TableAndJsonCompareWithTheFirstRun) {
   EXPECT_EQ(parse_json(dump_json(json), "the report").size(), 2u);
 }
 
+TEST(Report, TheFooterSaysWhoIsAhead) {
+  RunSummary a, b;
+  a.name = "first", a.val_loss = 3, a.tokens = 1000, a.tokens_per_second = 200;
+  b.name = "second", b.val_loss = 2.75, b.tokens = 1000, b.tokens_per_second = 100;
+  EXPECT_PRED2(mentions, report_footer({a, b}),
+               "second has the lowest loss, 0.2500 nats below first, at 2.00 times");
+  EXPECT_PRED2(mentions, report_footer({b, a}), "no other run has gained anything");
+  b.tokens = 2000;
+  EXPECT_PRED2(mentions, report_footer({a, b}), "cannot be compared");
+  EXPECT_FALSE(mentions(report_footer({a}), "lowest"));
+}
+
 // Bits per byte are a column only where every run knows them.
 TEST(Report, RunsWithoutBytesHaveNoBits) {
   const TestDir dir;
   const std::vector<RunSummary> runs{
       summarise_run(make_run(dir, "with", model_keys("standard"), CheckpointKind::final,
                              metrics({0.01}, 3.5, R"(, "val_bits_per_byte": 4.75)"))),
-      summarise_run(make_run(dir, "without", model_keys("standard"), CheckpointKind::final, metrics({0.01}, 3.5)))};
+      summarise_run(
+          make_run(dir, "without", model_keys("standard"), CheckpointKind::final, metrics({0.01}, 3.5)))};
   EXPECT_FALSE(mentions(report_table(runs), "bits/byte"));
   EXPECT_TRUE(mentions(report_table({runs[0]}), "bits/byte"));
 }
@@ -134,14 +150,15 @@ TEST(Report, WhatIsNoRunIsRefused) {
   EXPECT_PRED2(mentions, error_of([&] { summarise_run(dir / "empty"); }), "empty");
   EXPECT_PRED2(mentions, error_of([&] { summarise_run(dir / "nowhere"); }), "nowhere");
   const ModelKeys keys = model_keys("standard");
-  const fs::path unvalidated =
-      make_run(dir, "unvalidated", keys, CheckpointKind::rolling, R"({"step": 1, "tokens": 64, "seconds": 1})" "\n");
+  const fs::path unvalidated = make_run(dir, "unvalidated", keys, CheckpointKind::rolling,
+                                        R"({"step": 1, "tokens": 64, "seconds": 1})"
+                                        "\n");
   EXPECT_PRED2(mentions, error_of([&] { summarise_run(unvalidated); }), "no validation");
   const fs::path damaged =
       make_run(dir, "damaged", keys, CheckpointKind::rolling, metrics({0.5}, 3) + "{\"step\": 2, \"tok\n");
   EXPECT_PRED2(mentions, error_of([&] { summarise_run(damaged); }), "metrics.jsonl line 4");
-  const fs::path strange =
-      make_run(dir, "strange", keys, CheckpointKind::rolling, metrics({0.5}, 3) + "{\"seconds\": \"long\"}\n");
+  const fs::path strange = make_run(dir, "strange", keys, CheckpointKind::rolling,
+                                    metrics({0.5}, 3) + "{\"seconds\": \"long\"}\n");
   EXPECT_PRED2(mentions, error_of([&] { summarise_run(strange); }), "metrics.jsonl line 4");
 }
 
@@ -149,7 +166,8 @@ TEST(Report, WhatIsNoRunIsRefused) {
 TEST(UnigramEntropy, CountsWhatTheLossCounts) {
   const TestDir dir;
   std::string lines;
-  for (const char* text : {"aab", "cba", "bacb", "aaabaa"}) lines += fmt::format("{{\"text\": \"{}\"}}\n", text);
+  for (const char* text : {"aab", "cba", "bacb", "aaabaa"})
+    lines += fmt::format("{{\"text\": \"{}\"}}\n", text);
   PrepareOptions options;
   options.inputs = {dir.write("text.jsonl", lines)};
   options.out = dir / "data";

@@ -15,7 +15,6 @@
 
 namespace sps::ops::attention {
 
-constexpr int kVectors = kBlock / kLanes;  // the queries of a block
 constexpr float kLog2e = 1.44269504F, kLn2 = 0.693147181F;
 
 struct Range {

@@ -80,6 +80,7 @@ void softmax_step(const Run& run, const Visible& visible, int64_t first_key, flo
       shift[v] = top[v] == nothing ? Vec{} : top[v];
     }
     for_key_pairs(run, [&](int64_t j, auto masked) {
+      Vec even[kVectors], odd[kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         Vec p0 = exp2<Engine::kExpDegree>(load(at(j, v)) * scale - shift[v]);
@@ -89,8 +90,9 @@ void softmax_step(const Run& run, const Visible& visible, int64_t first_key, flo
           p1 = lanes_that_see(visible, i + v * kLanes, first_key + j + 1) ? p1 : Vec{};
         }
         sum[v] += p0 + p1;
-        Engine::put_b(p, j, i + v * kLanes, p0, p1);
+        even[v] = p0, odd[v] = p1;
       }
+      Engine::put_b(p, kTile, j, i, even, odd);
     });
     for (int v = 0; v < kVectors; ++v) {
       float* l = state.l + i + v * kLanes;
@@ -123,7 +125,7 @@ void forward_piece(const AttentionShape& shape, const QueryStreams& queries, con
                         padded, hd, dim);
       Engine::load_rows(mem.rows, keys[s].v.row<T>(base + j) + col, keys[s].v.stride, n, padded, hd, dim);
       mem.finite[s][tile] = all_finite(mem.rows, padded * dim);
-      Engine::transposed_a(mem.vt[s] + tile * kTile * dim, Engine::as_b(mem.b, mem.rows, padded, dim), padded,
+      Engine::transposed_a(mem.vt[s] + tile * kTile * dim, kTile, Engine::as_b(mem.b, mem.rows, padded, dim), padded,
                            dim);
     }
   }

@@ -21,6 +21,7 @@ namespace sps::ops::attention {
 
 constexpr int64_t kTile = 64;   // queries and keys of a tile
 constexpr int64_t kBlock = 32;  // within a tile, work is skipped and masked in blocks of this size
+constexpr int kVectors = kBlock / kLanes;  // the queries of a block
 
 inline int64_t round_up(int64_t n, int64_t to) {
   return (n + to - 1) / to * to;
@@ -97,9 +98,9 @@ struct F32Engine {
     }
     std::fill(dst, dst + (padded_rows - rows) * padded_cols, 0.0F);
   }
-  // Other layouts of a matrix x [rows, cols] that load_rows made: B of x; B of its transpose; A of its
-  // transpose, given B of x. They return where it lies, in `space` or in x itself. Transposes have row stride
-  // kTile.
+  // Other layouts of a matrix x [rows, cols] that load_rows made: B of x; B of its transpose, with row stride
+  // kTile; A of its transpose, with row stride ld, given B of x. They return where it lies, in `space` or in x
+  // itself.
   static const float* as_b(float*, const float* x, int64_t, int64_t) {
     return x;
   }
@@ -108,17 +109,19 @@ struct F32Engine {
               cols);
     return space;
   }
-  static const float* transposed_a(float* space, const float* b, int64_t rows, int64_t cols) {
-    return transposed_b(space, b, rows, cols);
+  static const float* transposed_a(float* space, int64_t ld, const float* b, int64_t rows, int64_t cols) {
+    transpose(reinterpret_cast<const uint32_t*>(b), cols, reinterpret_cast<uint32_t*>(space), ld, rows, cols);
+    return space;
   }
 
-  // Rows r and r+1, kLanes columns from c on, of a matrix with row stride kTile, written as A or as B.
-  static void put_a(float* x, int64_t r, int64_t c, Vec row0, Vec row1) {
-    store(x + r * kTile + c, row0);
-    store(x + (r + 1) * kTile + c, row1);
+  // kBlock columns from c on of row r as A, or of rows r and r+1 as B (r even), of a matrix with row stride ld.
+  static void put_a(float* x, int64_t ld, int64_t r, int64_t c, const Vec (&row)[kVectors]) {
+    for (int v = 0; v < kVectors; ++v) store(x + r * ld + c + v * kLanes, row[v]);
   }
-  static void put_b(float* x, int64_t r, int64_t c, Vec row0, Vec row1) {
-    put_a(x, r, c, row0, row1);
+  static void put_b(float* x, int64_t ld, int64_t r, int64_t c, const Vec (&row0)[kVectors],
+                    const Vec (&row1)[kVectors]) {
+    put_a(x, ld, r, c, row0);
+    put_a(x, ld, r + 1, c, row1);
   }
   static float a_at(const float* a, int64_t lda, int64_t m, int64_t k) {
     return a[m * lda + k];
@@ -261,23 +264,26 @@ struct AmxEngine {
     return space;
   }
   // In B of x a word holds two rows of one column, which are neighbours in a row of the transpose.
-  static const bf16* transposed_a(bf16* space, const bf16* b, int64_t rows, int64_t cols) {
-    transpose(reinterpret_cast<const uint32_t*>(b), cols, reinterpret_cast<uint32_t*>(space), kTile / 2,
-              rows / 2, cols);
+  static const bf16* transposed_a(bf16* space, int64_t ld, const bf16* b, int64_t rows, int64_t cols) {
+    transpose(reinterpret_cast<const uint32_t*>(b), cols, reinterpret_cast<uint32_t*>(space), ld / 2, rows / 2,
+              cols);
     return space;
   }
 
-  static void put_a(bf16* x, int64_t r, int64_t c, Vec row0, Vec row1) {
-    round_to(x + r * kTile + c, row0);
-    round_to(x + (r + 1) * kTile + c, row1);
+  static void put_a(bf16* x, int64_t ld, int64_t r, int64_t c, const Vec (&row)[kVectors]) {
+    static_assert(kVectors == 2);
+    _mm512_storeu_si512(x + r * ld + c, (__m512i)_mm512_cvtne2ps_pbh(row[1], row[0]));
   }
-  static void put_b(bf16* x, int64_t r, int64_t c, Vec row0, Vec row1) {
+  static void put_b(bf16* x, int64_t ld, int64_t r, int64_t c, const Vec (&row0)[kVectors],
+                    const Vec (&row1)[kVectors]) {
     typedef uint16_t Halves __attribute__((vector_size(64)));
-    const Halves both = (Halves)_mm512_cvtne2ps_pbh(row1, row0);  // row0, then row1
-    const Halves mixed =
-        __builtin_shuffle(both, Halves{0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
-    _mm512_storeu_si512(x + r * kTile + c * 2, (__m512i)mixed);
+    for (int v = 0; v < kVectors; ++v) {
+      const Halves both = (Halves)_mm512_cvtne2ps_pbh(row1[v], row0[v]);  // row0, then row1
+      const Halves mixed =
+          __builtin_shuffle(both, Halves{0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+      _mm512_storeu_si512(x + r * ld + (c + v * kLanes) * 2, (__m512i)mixed);
+    }
   }
   static float a_at(const bf16* a, int64_t lda, int64_t m, int64_t k) { return a[m * lda + k]; }
   static float b_at(const bf16* b, int64_t ldb, int64_t k, int64_t n) {
