@@ -40,7 +40,8 @@ class Layout {
       StreamActivations& s = a.pred[size_t(i)];
       const bool one = i == 0 && plan_.constant_start;
       if (i > 0) s.s1 = acc(dp);
-      block(s, params_.pred[size_t(i)], c_.pred, need, plan_.pred_keys[size_t(i)], one, c_.ffn == FfnMode::separate);
+      block(s, params_.pred[size_t(i)], c_.pred, need, plan_.pred_keys[size_t(i)], one,
+            c_.ffn == FfnMode::separate);
     }
     if (c_.has_pred() && c_.ffn == FfnMode::pooled) pooled(a);
 
@@ -149,8 +150,8 @@ class Layout {
     }
   }
 
-  void reader(ReaderActivations& r, int64_t level, const std::vector<int64_t>& blocks, const BlockParameters& first,
-              const Tower& t) {
+  void reader(ReaderActivations& r, int64_t level, const std::vector<int64_t>& blocks,
+              const BlockParameters& first, const Tower& t) {
     r.level = level;
     r.blocks = blocks;
     const int64_t n = std::max<int64_t>(1, int64_t(blocks.size())), half = t.kv_heads * c_.head_dim;

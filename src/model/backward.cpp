@@ -1,6 +1,6 @@
 // The backward pass: forward.cpp's sub-layers in reverse. A stream's gradient travels down its residual
-// (`Gradients::Stream::residual`, with a copy in the compute dtype for the matrix products); whatever else reads a
-// residual or a key adds to it on the way.
+// (`Gradients::Stream::residual`, with a copy in the compute dtype for the matrix products); whatever else
+// reads a residual or a key adds to it on the way.
 #include "model/model.h"
 #include "ops/embedding/embedding.h"
 #include "ops/fold_gain/fold_gain.h"
@@ -18,7 +18,9 @@ namespace {
 Tensor copy_target(const Gradients::Stream& g) {
   return g.residual.data == g.residual_act.data ? Tensor{} : g.residual_act;
 }
-Tensor if_live(const Gradients::Stream& g) { return g.live ? g.residual : Tensor{}; }
+Tensor if_live(const Gradients::Stream& g) {
+  return g.live ? g.residual : Tensor{};
+}
 
 }  // namespace
 
@@ -31,11 +33,12 @@ void Model::backward(const ModelInput& input) {
 
   Gradients::Stream& out = config().readout == Readout::pred ? g_.p : g_.x;
   ops::rmsnorm_backward(ex_, g_.final_n.rows_from(0, picked_count_), a_.final_s.rows_from(0, picked_count_),
-                        master(params_.final_norm), a_.final_rstd.rows_from(0, picked_count_), {}, out.residual,
-                        copy_target(out), grad(params_.final_norm), pick());
+                        master(params_.final_norm), a_.final_rstd.rows_from(0, picked_count_), {},
+                        out.residual, copy_target(out), grad(params_.final_norm), pick());
   out.live = true;
   if (!plan_.eliminate_dead) {
-    // The other stream's rows run through every block although nothing reads their end: its gradient is zero there.
+    // The other stream's rows run through every block although nothing reads their end: its gradient is zero
+    // there.
     Gradients::Stream& other = &out == &g_.p ? g_.x : g_.p;
     if (other.residual) {
       ops::fill(ex_, other.residual, 0);
@@ -69,14 +72,18 @@ void Model::backward(const ModelInput& input) {
   if (!g_.p.live) return;
   switch (config().pred_input) {
     case PredInput::token:
-      ops::embedding_backward(ex_, input.tokens, g_.p.residual, grad(params_.embed), grad(params_.pred_input));
+      ops::embedding_backward(ex_, input.tokens, g_.p.residual, grad(params_.embed),
+                              grad(params_.pred_input));
       break;
     case PredInput::table:
       ops::embedding_backward(ex_, input.tokens, g_.p.residual, grad(params_.pred_embed), {});
       break;
     case PredInput::row:
-    case PredInput::vector: ops::sum_rows(ex_, g_.p.residual, prediction_start_grad()); break;
-    case PredInput::state: break;  // went on into the state tower
+    case PredInput::vector:
+      ops::sum_rows(ex_, g_.p.residual, prediction_start_grad());
+      break;
+    case PredInput::state:
+      break;  // went on into the state tower
   }
 }
 
@@ -124,19 +131,26 @@ void Model::backward_ffn(Walk& w, Gradients::Stream& g, int64_t b) {
   if (p.norm2 == kNoParameter) return;
   SPS_CHECK(g.live);
   StreamActivations& s = (*w.acts)[size_t(b)];
-  const Tensor dh = g_.h.cols_from(0, s.h.cols);
-  ops::linear_backward_input(ex_, g.residual_act, weight(p.down), dh);
-  ops::linear_backward_weight(ex_, g.residual_act, s.h, grad(p.down));
-  ops::swiglu_backward(ex_, s.gate_up, dh, s.gate_up);
-  ops::linear_backward_input(ex_, s.gate_up, weight(p.gate_up), g.n);
-  ops::linear_backward_weight(ex_, s.gate_up, s.n2, grad(p.gate_up));
+  backward_swiglu(p, s, s.n2, g.residual_act, g.n);
   backward_norm2(w, g, b);
+}
+
+// `in`: what the FFN read. d_in may be d_out. gate_up is overwritten by its gradient.
+void Model::backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out,
+                            Tensor d_in) {
+  const Tensor dh = g_.h.cols_from(0, s.h.cols);
+  ops::linear_backward_input(ex_, d_out, weight(p.down), dh);
+  ops::linear_backward_weight(ex_, d_out, s.h, grad(p.down));
+  ops::swiglu_backward(ex_, s.gate_up, dh, s.gate_up);
+  ops::linear_backward_input(ex_, s.gate_up, weight(p.gate_up), d_in);
+  ops::linear_backward_weight(ex_, s.gate_up, in, grad(p.gate_up));
 }
 
 void Model::backward_norm2(Walk& w, Gradients::Stream& g, int64_t b) {
   StreamActivations& s = (*w.acts)[size_t(b)];
   const int norm2 = (*w.params)[size_t(b)].norm2;
-  ops::rmsnorm_backward(ex_, g.n, s.s2, master(norm2), s.rstd2, if_live(g), g.residual, copy_target(g), grad(norm2));
+  ops::rmsnorm_backward(ex_, g.n, s.s2, master(norm2), s.rstd2, if_live(g), g.residual, copy_target(g),
+                        grad(norm2));
   g.live = true;
 }
 
@@ -145,16 +159,13 @@ void Model::backward_pooled(int64_t b) {
   const BlockParameters& w = params_.state[size_t(b)];
   const Activations::Pool& pool = a_.pool[size_t(b)];
   const bool state_takes = plan_.state[size_t(b)] == Need::all;
-  // The state's output gate is dead where nothing above reads the state (its residual carries no gradient there).
+  // The state's output gate is dead where nothing above reads the state (its residual carries no gradient
+  // there).
   const Tensor d_x = state_takes && g_.x.live ? g_.x.residual_act : Tensor{};
-  ops::scatter_backward(ex_, d_x, g_.p.residual_act, x.n2, p.n2, pool.f, master(w.pool_state), master(w.pool_pred),
-                        x.gate, p.gate, g_.f, g_.x.n, g_.p.n, grad(w.pool_state), grad(w.pool_pred));
-  const Tensor dh = g_.h.cols_from(0, x.h.cols);
-  ops::linear_backward_input(ex_, g_.f, weight(w.down), dh);
-  ops::linear_backward_weight(ex_, g_.f, x.h, grad(w.down));
-  ops::swiglu_backward(ex_, x.gate_up, dh, x.gate_up);
-  ops::linear_backward_input(ex_, x.gate_up, weight(w.gate_up), g_.f);
-  ops::linear_backward_weight(ex_, x.gate_up, pool.m, grad(w.gate_up));
+  ops::scatter_backward(ex_, d_x, g_.p.residual_act, x.n2, p.n2, pool.f, master(w.pool_state),
+                        master(w.pool_pred), x.gate, p.gate, g_.f, g_.x.n, g_.p.n, grad(w.pool_state),
+                        grad(w.pool_pred));
+  backward_swiglu(w, x, pool.m, g_.f, g_.f);
   ops::pool_backward(ex_, g_.f, x.n2, p.n2, master(w.pool_in), pool.gate, g_.x.n, g_.p.n, grad(w.pool_in));
   backward_norm2(p_, g_.p, b);
   backward_norm2(x_, g_.x, b);
@@ -181,8 +192,8 @@ void Model::backward_projections(Walk& w, Gradients::Stream& g, int64_t b) {
   const Tensor dqkv = g.qkv.cols_from(0, s.qkv.cols);
   if (query) {
     const Tensor dq = dqkv.cols_from(0, s.q.cols);
-    ops::rope_backward(ex_, dq, w.tower->heads, rope(b), input_.positions, qk_norm(p.q_norm), s.q_in, s.q_rstd, dq,
-                       head_gain_grad(p.q_norm));
+    ops::rope_backward(ex_, dq, w.tower->heads, rope(b), input_.positions, qk_norm(p.q_norm), s.q_in,
+                       s.q_rstd, dq, head_gain_grad(p.q_norm));
   }
   if (keys) {
     const int64_t from = s.q.cols, half = s.k.cols;
@@ -194,8 +205,8 @@ void Model::backward_projections(Walk& w, Gradients::Stream& g, int64_t b) {
       from_k = late.cols_from(0, half);
       ops::copy_rows(ex_, late.cols_from(half, half), dv);
     }
-    ops::rope_backward(ex_, from_k, w.tower->kv_heads, rope(b), input_.positions, qk_norm(p.k_norm), s.k_in, s.k_rstd,
-                       dk, head_gain_grad(p.k_norm));
+    ops::rope_backward(ex_, from_k, w.tower->kv_heads, rope(b), input_.positions, qk_norm(p.k_norm), s.k_in,
+                       s.k_rstd, dk, head_gain_grad(p.k_norm));
   }
   ops::linear_backward_input(ex_, dqkv, qkv_weight(p, query, keys, false), g.n);
   ops::linear_backward_weight(ex_, dqkv, s.n1, qkv_weight(p, query, keys, true));
@@ -204,8 +215,8 @@ void Model::backward_projections(Walk& w, Gradients::Stream& g, int64_t b) {
   g.live = true;
 }
 
-// Every prediction row began as the same vector: the rows' gradients are summed before the products, which then run
-// on one row.
+// Every prediction row began as the same vector: the rows' gradients are summed before the products, which
+// then run on one row.
 void Model::backward_constant_start() {
   StreamActivations& s = a_.pred[0];
   const BlockParameters& p = params_.pred[0];
@@ -215,11 +226,13 @@ void Model::backward_constant_start() {
   const Tensor one = g.one.cols_from(0, s.qkv.cols);
   if (query)
     ops::rope_backward(ex_, g.qkv.cols_from(0, s.q.cols), p_.tower->heads, rope(0), input_.positions,
-                       qk_norm(p.q_norm), s.q_in, s.q_rstd, one.cols_from(0, s.q.cols), head_gain_grad(p.q_norm));
+                       qk_norm(p.q_norm), s.q_in, s.q_rstd, one.cols_from(0, s.q.cols),
+                       head_gain_grad(p.q_norm));
   if (keys) {
     const int64_t from = s.q.cols, half = s.k.cols;
     ops::rope_backward(ex_, g.qkv.cols_from(from, half), p_.tower->kv_heads, rope(0), input_.positions,
-                       qk_norm(p.k_norm), s.k_in, s.k_rstd, one.cols_from(from, half), head_gain_grad(p.k_norm));
+                       qk_norm(p.k_norm), s.k_in, s.k_rstd, one.cols_from(from, half),
+                       head_gain_grad(p.k_norm));
     ops::fill(ex_, g.one_v, 0);
     ops::sum_rows(ex_, g.qkv.cols_from(from + half, half), g.one_v);
     ops::copy_rows(ex_, g.one_v, one.cols_from(from + half, half));
@@ -248,9 +261,7 @@ void Model::backward_read_head() {
 void Model::backward_reader(ReaderActivations& r) {
   const bool head = r.blocks.empty();
   const Tower& tower = head ? config().state : config().pred;
-  const auto params = [&](size_t n) -> const BlockParameters& {
-    return head ? params_.read_head : params_.pred[size_t(r.blocks[n])];
-  };
+  const auto params = [&](size_t n) -> const BlockParameters& { return reader_parameters(r, n); };
   const int64_t kv = 2 * tower.kv_heads * config().head_dim;
   const size_t readers = r.k.size();
   for (size_t n = 0; n < readers; ++n) {

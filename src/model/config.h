@@ -1,8 +1,8 @@
 // The ten keys that describe a model (design, section 1), its backbone, and the rules that make them valid.
 //
-// `ModelKeys` is what people write: recipes, TOML files and key=value overrides set some of it, the rest says "auto".
-// `resolve` fills in what the family and the other keys imply, checks everything, and returns a `ModelConfig`, in
-// which every value is concrete. Nothing else in the program looks at the family's name.
+// `ModelKeys` is what people write: recipes, TOML files and key=value overrides set some of it, the rest says
+// "auto". `resolve` fills in what the family and the other keys imply, checks everything, and returns a
+// `ModelConfig`, in which every value is concrete. Nothing else in the program looks at the family's name.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,17 @@ namespace sps {
 
 using ops::Band;
 
-enum class ReadLevel : uint8_t { same, post, top, final, list };  // which state level prediction block i reads
-enum class ReadKv : uint8_t { state, own };       // reuse the state block's keys and values, or project the level
+enum class ReadLevel : uint8_t {
+  same,
+  post,
+  top,
+  final,
+  list
+};                                           // which state level prediction block i reads
+enum class ReadKv : uint8_t { state, own };  // reuse the state block's keys and values, or project the level
 enum class PredInput : uint8_t { row, vector, table, token, state };
 enum class FfnMode : uint8_t { separate, pooled };
-enum class Readout : uint8_t { state, pred };     // the stream the loss reads: x or p
+enum class Readout : uint8_t { state, pred };  // the stream the loss reads: x or p
 
 struct Share {
   bool attention = false, norms = false, ffn = false;
@@ -48,8 +54,8 @@ struct ModelConfig {
   bool tie_head = true;
 
   int64_t head_dim = 64, vocab = 0, context = 0;
-  int64_t eot = 0;        // end-of-text id: closes its document; positions that read it carry no loss
-  int64_t pred_row = 0;   // vocabulary row of pred_input = row
+  int64_t eot = 0;       // end-of-text id: closes its document; positions that read it carry no loss
+  int64_t pred_row = 0;  // vocabulary row of pred_input = row
   bool qk_norm = false;
   ops::RopePairs rope_pairs = ops::RopePairs::adjacent;
   double rope_theta = 10000, rope_fraction = 1;
@@ -59,9 +65,9 @@ struct ModelConfig {
 
   bool has_pred() const { return pred.layers > 0; }
   bool pred_writes_keys() const { return !xp.empty() || !pp.empty(); }
-  bool full_attention(int64_t block) const;         // does this block see past the sliding window?
-  int64_t rotary_width(int64_t block) const;        // rotated dimensions of each head
-  Band band_xx(int64_t block) const;                // bands of one block, sliding window included
+  bool full_attention(int64_t block) const;   // does this block see past the sliding window?
+  int64_t rotary_width(int64_t block) const;  // rotated dimensions of each head
+  Band band_xx(int64_t block) const;          // bands of one block, sliding window included
   Band band_px(int64_t block) const;
   bool operator==(const ModelConfig&) const = default;
 };
@@ -71,9 +77,9 @@ constexpr int64_t kWindowFull = -1, kWindowAuto = -2;
 // What people write. -1, "" or an empty list mean: as the family and the other keys imply.
 struct ModelKeys {
   std::string family = "standard";
-  int64_t window = kWindowAuto;        // w of the windowed bands: steps back, the edge included
+  int64_t window = kWindowAuto;  // w of the windowed bands: steps back, the edge included
   int64_t layers = 12, d_model = 768, heads = 12, kv_heads = -1, head_dim = -1;
-  std::vector<int64_t> d_ffn;          // one width, or one per state block; empty: 3 * d_model
+  std::vector<int64_t> d_ffn;  // one width, or one per state block; empty: 3 * d_model
   int64_t vocab = -1, context = 4096, eot = -1, pred_row = -1;
   bool qk_norm = false;
   std::string rope_pairs = "adjacent";
@@ -101,7 +107,8 @@ std::string_view name_of(FfnMode v);
 std::string_view name_of(Readout v);
 const std::vector<std::string>& family_names();
 
-// The first paper's vocabulary (GPT-2's 50257 tokens padded to a multiple of 64), used when no data set says otherwise.
+// The first paper's vocabulary (GPT-2's 50257 tokens padded to a multiple of 64), used when no data set says
+// otherwise.
 constexpr int64_t kGpt2Vocab = 50304, kGpt2Eot = 50256;
 
 }  // namespace sps

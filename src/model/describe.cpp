@@ -13,20 +13,6 @@ bool same(const CacheLine& a, const CacheLine& b) {
          a.horizon.steps == b.horizon.steps;
 }
 
-std::string_view name_of(Need n) {
-  switch (n) {
-    case Need::none:
-      return "none";
-    case Need::keys:
-      return "keys";
-    case Need::pool:
-      return "pool";
-    case Need::all:
-      return "all";
-  }
-  return "?";
-}
-
 void phrase(std::vector<std::string>& phrases, std::string_view tower, const std::vector<Need>& needs) {
   for (size_t begin = 0; begin < needs.size();) {
     size_t end = begin + 1;

@@ -269,17 +269,7 @@ void flops_part(std::string& out, const Description& d) {
 }
 
 std::string_view need_text(Need n) {
-  switch (n) {
-    case Need::none:
-      return "-";
-    case Need::keys:
-      return "keys";
-    case Need::pool:
-      return "pool";
-    case Need::all:
-      return "all";
-  }
-  return "?";
+  return n == Need::none ? "-" : name_of(n);
 }
 
 void block_part(std::string& out, const Description& d) {

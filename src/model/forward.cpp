@@ -1,12 +1,12 @@
-// The forward pass, sub-layer by sub-layer, in the order of the papers' formulas (model spec, sections 1-4 and 9;
-// two-tower spec, section 1).
+// The forward pass, sub-layer by sub-layer, in the order of the papers' formulas (model spec, sections 1-4
+// and 9; two-tower spec, section 1).
 #include <cmath>
 
 #include "model/model.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
-#include "ops/gates/gates.h"
 #include "ops/fold_gain/fold_gain.h"
+#include "ops/gates/gates.h"
 #include "ops/linear/linear.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rows/rows.h"
@@ -94,7 +94,8 @@ void Model::start_prediction(const ModelInput& input) {
       ops::embedding_forward(ex_, input.tokens, master(params_.pred_embed), {}, a_.p0);
       p_.residual = a_.p0;
       break;
-    case PredInput::state: break;  // begins when the state tower has finished
+    case PredInput::state:
+      break;  // begins when the state tower has finished
   }
 }
 
@@ -112,9 +113,11 @@ void Model::forward_projections(Walk& w, int64_t b) {
   const bool query = !s.q.empty(), keys = !s.k.empty();
   ops::linear_forward(ex_, s.n1, qkv_weight(p, query, keys, false), s.qkv);
   if (query)
-    ops::rope_forward(ex_, s.q_in, w.tower->heads, rope(b), input_.positions, qk_norm(p.q_norm), s.q_rstd, s.q);
+    ops::rope_forward(ex_, s.q_in, w.tower->heads, rope(b), input_.positions, qk_norm(p.q_norm), s.q_rstd,
+                      s.q);
   if (keys) {
-    ops::rope_forward(ex_, s.k_in, w.tower->kv_heads, rope(b), input_.positions, qk_norm(p.k_norm), s.k_rstd, s.k);
+    ops::rope_forward(ex_, s.k_in, w.tower->kv_heads, rope(b), input_.positions, qk_norm(p.k_norm), s.k_rstd,
+                      s.k);
     if (s.v.data != s.v_in.data) ops::copy_rows(ex_, s.v_in, s.v);
   }
 }
@@ -127,12 +130,11 @@ void Model::forward_readers(int64_t level, Tensor residual) {
 void Model::forward_reader(ReaderActivations& r, Tensor residual) {
   const bool head = r.blocks.empty();
   const Tower& tower = head ? config().state : config().pred;
-  const auto params = [&](size_t n) -> const BlockParameters& {
-    return head ? params_.read_head : params_.pred[size_t(r.blocks[n])];
-  };
+  const auto params = [&](size_t n) -> const BlockParameters& { return reader_parameters(r, n); };
   const int64_t kv = 2 * tower.kv_heads * config().head_dim;
   const size_t readers = r.k.size();
-  // One reader norms with its own gain; several share rows normed with gain 1 and carry their gains in their weights.
+  // One reader norms with its own gain; several share rows normed with gain 1 and carry their gains in their
+  // weights.
   ops::rmsnorm_forward(ex_, residual, {}, readers > 1 ? unit_gain_ : master(params(0).read_norm),
                        float(config().norm_eps), residual, r.n, r.rstd);
   Tensor w = weight(params(0).read_kv).rows_from(params(0).read_kv_from, kv);
@@ -152,8 +154,8 @@ Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
   const ModelConfig& c = config();
   const Tower& tower = stage.state >= 0 ? c.state : c.pred;
   AttentionCall call;
-  call.shape = {input_.batch,     input_.length, tower.heads,
-                tower.kv_heads,   c.head_dim,    float(1.0 / std::sqrt(double(c.head_dim))),
+  call.shape = {input_.batch,          input_.length,      tower.heads,
+                tower.kv_heads,        c.head_dim,         float(1.0 / std::sqrt(double(c.head_dim))),
                 input_.document_start, options_.skip_tiles};
   constexpr size_t kState = 0, kPred = 1, kRead = 2;  // key sets
 
@@ -166,7 +168,8 @@ Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
     if (s.k.empty()) return;
     const int64_t from = s.q.cols, half = s.k.cols;
     call.keys[set] = {s.k, s.v};
-    if (gradients) call.key_grads[set] = {g.qkv.cols_from(from, half), g.qkv.cols_from(from + half, half), false};
+    if (gradients)
+      call.key_grads[set] = {g.qkv.cols_from(from, half), g.qkv.cols_from(from + half, half), false};
   };
 
   if (stage.state >= 0 && plan_.state[size_t(stage.state)] != Need::none) {
@@ -178,7 +181,8 @@ Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
     }
     if (gradients && !g_.late_kv[size_t(stage.state)].empty()) {
       const Tensor late = g_.late_kv[size_t(stage.state)];
-      call.key_grads[kState] = {late.cols_from(0, late.cols / 2), late.cols_from(late.cols / 2, late.cols / 2), true};
+      call.key_grads[kState] = {late.cols_from(0, late.cols / 2),
+                                late.cols_from(late.cols / 2, late.cols / 2), true};
     }
   }
   if (stage.pred >= 0 && plan_.pred[size_t(stage.pred)] != Need::none) {
@@ -204,7 +208,8 @@ Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
         call.keys[kRead] = {k.k, k.v};
         if (gradients) {
           const Tensor late = g_.late_kv[size_t(level)];
-          call.key_grads[kRead] = {late.cols_from(0, late.cols / 2), late.cols_from(late.cols / 2, late.cols / 2), true};
+          call.key_grads[kRead] = {late.cols_from(0, late.cols / 2),
+                                   late.cols_from(late.cols / 2, late.cols / 2), true};
         }
       }
     }
@@ -225,8 +230,8 @@ void Model::forward_out(Walk& w, int64_t b) {
 
 void Model::forward_norm2(Walk& w, int64_t b) {
   StreamActivations& s = (*w.acts)[size_t(b)];
-  ops::rmsnorm_forward(ex_, w.residual, w.delta, master((*w.params)[size_t(b)].norm2), float(config().norm_eps), s.s2,
-                       s.n2, s.rstd2);
+  ops::rmsnorm_forward(ex_, w.residual, w.delta, master((*w.params)[size_t(b)].norm2),
+                       float(config().norm_eps), s.s2, s.n2, s.rstd2);
   w.residual = s.s2, w.pending = false;
 }
 
@@ -235,10 +240,14 @@ void Model::forward_ffn(Walk& w, int64_t b) {
   if (p.norm2 == kNoParameter) return;  // a block of attention alone
   forward_norm2(w, b);
   StreamActivations& s = (*w.acts)[size_t(b)];
-  ops::linear_forward(ex_, s.n2, weight(p.gate_up), s.gate_up);
-  ops::swiglu_forward(ex_, s.gate_up, s.h);
-  ops::linear_forward(ex_, s.h, weight(p.down), w.delta);
+  forward_swiglu(p, s, s.n2, w.delta);
   w.pending = true;
+}
+
+void Model::forward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor out) {
+  ops::linear_forward(ex_, in, weight(p.gate_up), s.gate_up);
+  ops::swiglu_forward(ex_, s.gate_up, s.h);
+  ops::linear_forward(ex_, s.h, weight(p.down), out);
 }
 
 void Model::forward_pooled(int64_t b) {
@@ -248,11 +257,10 @@ void Model::forward_pooled(int64_t b) {
   const BlockParameters& w = params_.state[size_t(b)];
   const Activations::Pool& pool = a_.pool[size_t(b)];
   ops::pool_forward(ex_, x.n2, p.n2, master(w.pool_in), pool.gate, pool.m);
-  ops::linear_forward(ex_, pool.m, weight(w.gate_up), x.gate_up);
-  ops::swiglu_forward(ex_, x.gate_up, x.h);
   // The FFN's output feeds both residuals; backward of the gates reads it again.
-  ops::linear_forward(ex_, x.h, weight(w.down), pool.f);
-  const bool state_takes = plan_.state[size_t(b)] == Need::all, pred_takes = plan_.pred[size_t(b)] == Need::all;
+  forward_swiglu(w, x, pool.m, pool.f);
+  const bool state_takes = plan_.state[size_t(b)] == Need::all,
+             pred_takes = plan_.pred[size_t(b)] == Need::all;
   SPS_CHECK(pred_takes);
   ops::scatter_forward(ex_, x.n2, p.n2, pool.f, master(w.pool_state), master(w.pool_pred), x.gate, p.gate,
                        state_takes ? x_.delta : Tensor{}, p_.delta);
@@ -265,7 +273,8 @@ void Model::forward_readout() {
   Tensor residual = w.residual;
   ops::rmsnorm_forward(ex_, residual, w.pending ? w.delta : Tensor{}, master(params_.final_norm),
                        float(config().norm_eps), a_.final_s.rows_from(0, picked_count_),
-                       a_.final_n.rows_from(0, picked_count_), a_.final_rstd.rows_from(0, picked_count_), rows);
+                       a_.final_n.rows_from(0, picked_count_), a_.final_rstd.rows_from(0, picked_count_),
+                       rows);
 }
 
 }  // namespace sps

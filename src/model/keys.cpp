@@ -48,7 +48,8 @@ void bind_model(OptionTable& t, ModelKeys& m) {
   t.add("model.rope_theta", &m.rope_theta, "rotary base", above(0.0));
   t.add("model.rope_fraction", &m.rope_fraction, "rotated part of each head (full-attention blocks)");
   t.add("model.sliding_window", &m.sliding_window, "state keys seen, the row's own included; 0 = all");
-  t.add("model.full_attention_every", &m.full_attention_every, "with a sliding window: every n-th block sees all");
+  t.add("model.full_attention_every", &m.full_attention_every,
+        "with a sliding window: every n-th block sees all");
   t.add("model.norm_eps", &m.norm_eps, "epsilon of the norms", above(0.0));
   t.add("model.state_layers", &m.state_layers, "blocks of the state tower; -1 = layers");
   t.add("model.pred_layers", &m.pred_layers, "blocks of the prediction tower; 0 = none, -1 = by family");
@@ -58,7 +59,8 @@ void bind_model(OptionTable& t, ModelKeys& m) {
   t.add("model.band.xp", &m.band_xp, "... that state rows see of the prediction stream");
   t.add("model.band.px", &m.band_px, "... that prediction rows see of the state");
   t.add("model.band.pp", &m.band_pp, "... that prediction rows see of the prediction stream");
-  t.add("model.read.level", &m.read_level, "state level each prediction block reads: same, post, top, final, 6,6,4");
+  t.add("model.read.level", &m.read_level,
+        "state level each prediction block reads: same, post, top, final, 6,6,4");
   t.add("model.read.kv", &m.read_kv, "state (its own keys and values) or own (a projection of the level)");
   t.add("model.pred_input", &m.pred_input, "start of the prediction rows: row, vector, table, token, state");
   t.add("model.share", &m.share, "weights both towers share: all, none, or of attention,norms,ffn");

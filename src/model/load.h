@@ -8,10 +8,12 @@
 
 namespace sps {
 
-// The model that a checkpoint's config.json describes. Error if its keys are unknown or contradict each other.
+// The model that a checkpoint's config.json describes. Error if its keys are unknown or contradict each
+// other.
 ModelConfig checkpoint_model_config(const LoadedCheckpoint& checkpoint);
 
-// "auto": bf16 where the CPU has instructions for it, else f32. Otherwise f32, bf16 or f64; usage error for the rest.
+// "auto": bf16 where the CPU has instructions for it, else f32. Otherwise f32, bf16 or f64; usage error for
+// the rest.
 DType compute_dtype(std::string_view name);
 
 // The model's weights under their stored names, for reading and writing checkpoints.
@@ -22,8 +24,8 @@ struct LoadedModel {
   std::unique_ptr<Model> model;
 };
 
-// `path`: a checkpoint, or a run directory (its latest checkpoint). Forward only, up to max_rows rows a pass; 0 takes
-// one window of the model's context.
+// `path`: a checkpoint, or a run directory (its latest checkpoint). Forward only, up to max_rows rows a pass;
+// 0 takes one window of the model's context.
 LoadedModel load_model(const std::filesystem::path& path, DType compute, int64_t max_rows = 0);
 
 }  // namespace sps

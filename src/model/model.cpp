@@ -73,8 +73,9 @@ Loss Model::train(const ModelInput& input, double scale) {
   if (picked_count_ == 0) return {};
   forward(input);
   const std::span<const int32_t> targets{picked_targets_.data(), size_t(picked_count_)};
-  ops::head_loss_train(ex_, a_.final_n.rows_from(0, picked_count_), weight(params_.head), targets, float(scale),
-                       a_.nll.rows_from(0, picked_count_), g_.final_n.rows_from(0, picked_count_), grad(params_.head));
+  ops::head_loss_train(ex_, a_.final_n.rows_from(0, picked_count_), weight(params_.head), targets,
+                       float(scale), a_.nll.rows_from(0, picked_count_),
+                       g_.final_n.rows_from(0, picked_count_), grad(params_.head));
   backward(input);
   return sum_loss();
 }

@@ -1,8 +1,9 @@
 // Model: the forward and backward pass of any ModelConfig, written out (design, section 4). forward.cpp and
-// backward.cpp follow the formulas of the papers sub-layer by sub-layer; activations.h names what passes between them.
+// backward.cpp follow the formulas of the papers sub-layer by sub-layer; activations.h names what passes
+// between them.
 //
-// Ownership: a Model owns its parameters, gradients and activations; memory is planned at construction and nothing is
-// allocated by a pass. A Model is used by one thread at a time (its operations use all threads).
+// Ownership: a Model owns its parameters, gradients and activations; memory is planned at construction and
+// nothing is allocated by a pass. A Model is used by one thread at a time (its operations use all threads).
 #pragma once
 
 #include <memory>
@@ -17,16 +18,16 @@
 namespace sps {
 
 struct ModelOptions {
-  DType compute = DType::f32;   // f32, bf16, or f64 for the reference
-  int64_t max_rows = 0;         // largest batch * length of a pass
-  bool train = true;            // false: forward only, no memory for gradients
-  bool eliminate_dead = true;   // see make_plan
-  bool skip_tiles = true;       // see AttentionShape
+  DType compute = DType::f32;  // f32, bf16, or f64 for the reference
+  int64_t max_rows = 0;        // largest batch * length of a pass
+  bool train = true;           // false: forward only, no memory for gradients
+  bool eliminate_dead = true;  // see make_plan
+  bool skip_tiles = true;      // see AttentionShape
 };
 
 struct Loss {
-  double nll = 0;       // sum over the counted positions, nats
-  int64_t scored = 0;   // number of counted positions
+  double nll = 0;      // sum over the counted positions, nats
+  int64_t scored = 0;  // number of counted positions
 };
 
 // Bytes a Model of these options will hold.
@@ -50,13 +51,15 @@ class Model {
 
   // Forward and backward for the loss scale * sum of nll; adds to the gradients.
   Loss train(const ModelInput& input, double scale);
-  // Forward only. With `nll` (input.rows() long), every position's loss is written there (0 where none is counted).
+  // Forward only. With `nll` (input.rows() long), every position's loss is written there (0 where none is
+  // counted).
   Loss evaluate(const ModelInput& input, std::span<double> nll = {});
-  // Logits of the readout stream at the given rows, into `out` [rows.size(), vocab] (f32; f64 in the reference).
+  // Logits of the readout stream at the given rows, into `out` [rows.size(), vocab] (f32; f64 in the
+  // reference).
   void logits(const ModelInput& input, std::span<const int32_t> rows, Tensor out);
 
-  // After a pass: the state residual entering block `level`, and a prediction block's residual after it. For probes
-  // and tests; empty where the plan never made it.
+  // After a pass: the state residual entering block `level`, and a prediction block's residual after it. For
+  // probes and tests; empty where the plan never made it.
   const Activations& activations() const { return a_; }
   Tensor state_level(int64_t level) const;
 
@@ -67,9 +70,9 @@ class Model {
     const std::vector<BlockParameters>* params;
     const std::vector<Need>* need;
     std::vector<StreamActivations>* acts;
-    Tensor delta;         // pending sub-layer output
-    Tensor residual;      // current residual
-    bool pending = false; // delta is still to be added
+    Tensor delta;          // pending sub-layer output
+    Tensor residual;       // current residual
+    bool pending = false;  // delta is still to be added
     bool keys(int64_t b) const { return !(*acts)[size_t(b)].k.empty(); }
   };
 
@@ -85,6 +88,7 @@ class Model {
   void forward_out(Walk& w, int64_t b);
   void forward_norm2(Walk& w, int64_t b);
   void forward_ffn(Walk& w, int64_t b);
+  void forward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor out);
   void forward_pooled(int64_t b);
   void forward_readout();
   std::span<const int32_t> pick() const;
@@ -95,6 +99,7 @@ class Model {
   void backward(const ModelInput& input);
   void backward_stage(const Stage& stage);
   void backward_ffn(Walk& w, Gradients::Stream& g, int64_t b);
+  void backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out, Tensor d_in);
   void backward_norm2(Walk& w, Gradients::Stream& g, int64_t b);
   void backward_pooled(int64_t b);
   void backward_out(Walk& w, Gradients::Stream& g, int64_t b);
@@ -118,12 +123,19 @@ class Model {
   // The reader whose keys a prediction block reads, and its place in it; null where it reads the state's own.
   std::pair<ReaderActivations*, size_t> reader_of(int64_t pred_block);
 
-  Tensor weight(int i) const { return store_.rounded(i); }   // for matrix products
-  Tensor master(int i) const { return store_.weight(i); }    // for norms, gates, embeddings
+  // Parameters of a reader's n-th block, or of the read head.
+  const BlockParameters& reader_parameters(const ReaderActivations& r, size_t n) const {
+    return r.blocks.empty() ? params_.read_head : params_.pred[size_t(r.blocks[n])];
+  }
+
+  Tensor weight(int i) const { return store_.rounded(i); }  // for matrix products
+  Tensor master(int i) const { return store_.weight(i); }   // for norms, gates, embeddings
   Tensor grad(int i) const { return store_.gradient(i); }
-  Tensor prediction_start() const;                           // the row or vector of a constant start, f32
+  Tensor prediction_start() const;  // the row or vector of a constant start, f32
   Tensor prediction_start_grad() const;
-  const ops::RopeTable& rope(int64_t block) const { return config().full_attention(block) ? rope_full_ : rope_local_; }
+  const ops::RopeTable& rope(int64_t block) const {
+    return config().full_attention(block) ? rope_full_ : rope_local_;
+  }
   ops::QkNorm qk_norm(int gain) const;
   Tensor qkv_weight(const BlockParameters& b, bool query, bool keys, bool gradient) const;
 

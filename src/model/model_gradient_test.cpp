@@ -1,5 +1,5 @@
-// Gradients of whole models: every parameter of a small model of every family against central differences in double,
-// and the f32 and bf16 passes against the double one.
+// Gradients of whole models: every parameter of a small model of every family against central differences in
+// double, and the f32 and bf16 passes against the double one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,7 +56,8 @@ TEST_P(EveryModel, GradientsMatchCentralDifferences) {
       w[k] = keep - h;
       const double down = model.evaluate(input.input()).nll * scale;
       w[k] = keep;
-      EXPECT_NEAR(analytic[i][k] / largest, (up - down) / (2 * h) / largest, 1e-6) << p.name << " element " << k;
+      EXPECT_NEAR(analytic[i][k] / largest, (up - down) / (2 * h) / largest, 1e-6)
+          << p.name << " element " << k;
     }
   }
 }
@@ -64,10 +65,12 @@ TEST_P(EveryModel, GradientsMatchCentralDifferences) {
 TEST_P(EveryModel, F32AndBf16MatchTheReference) {
   const ModelConfig c = resolve(GetParam().keys);
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    // f32: sums of some hundred terms. bf16: activations carry 8 bits (2^-9 each) through two or three blocks; the
-    // distance of a gradient is taken relative to its length. A rare input makes a row nearly zero before a norm,
-    // which magnifies any rounding, so bf16 is judged by the middle one of five inputs; a wrong formula shows in all.
-    const double loss_tolerance = dtype == DType::f32 ? 1e-5 : 0.01, tolerance = dtype == DType::f32 ? 1e-4 : 0.08;
+    // f32: sums of some hundred terms. bf16: activations carry 8 bits (2^-9 each) through two or three
+    // blocks; the distance of a gradient is taken relative to its length. A rare input makes a row nearly
+    // zero before a norm, which magnifies any rounding, so bf16 is judged by the middle one of five inputs; a
+    // wrong formula shows in all.
+    const double loss_tolerance = dtype == DType::f32 ? 1e-5 : 0.01,
+                 tolerance = dtype == DType::f32 ? 1e-4 : 0.08;
     Model reference(c, {.compute = DType::f64, .max_rows = 24}), model(c, {.compute = dtype, .max_rows = 24});
     lively_weights(reference, 3);
     lively_weights(model, 3);

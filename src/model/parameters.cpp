@@ -19,8 +19,9 @@ constexpr double kStd = 0.02;  // model spec, section 5
 class Builder {
  public:
   explicit Builder(const ModelConfig& c) : c_(c) {
-    // Attention outputs are scaled down with the deeper tower (two-tower spec 1.0); the FFN's output is not (model
-    // spec, section 5: the reference scales attention alone, and the published numbers were made that way).
+    // Attention outputs are scaled down with the deeper tower (two-tower spec 1.0); the FFN's output is not
+    // (model spec, section 5: the reference scales attention alone, and the published numbers were made that
+    // way).
     out_std_ = kStd / std::sqrt(2.0 * double(std::max(c.state.layers, c.pred.layers)));
   }
 
@@ -79,7 +80,8 @@ class Builder {
   void prediction() {
     if (c_.pred_input == PredInput::vector || c_.pred_input == PredInput::token)
       p_.pred_input = matrix("pred_input", 1, c_.pred.width, kStd, true);
-    if (c_.pred_input == PredInput::table) p_.pred_embed = matrix("pred_embed", c_.vocab, c_.pred.width, kStd, true);
+    if (c_.pred_input == PredInput::table)
+      p_.pred_embed = matrix("pred_embed", c_.vocab, c_.pred.width, kStd, true);
     if (make_plan(c_).read_head) {
       BlockParameters& b = p_.read_head;
       b.kv_rows = 2 * c_.state.kv_heads * c_.head_dim;
@@ -93,7 +95,8 @@ class Builder {
   void prediction_block(int64_t i) {
     const std::string at = fmt::format("pred.{}", i);
     const int64_t d = c_.pred.width, width = c_.pred.ffn[size_t(i)];
-    const BlockParameters shared = c_.share.any() || c_.ffn == FfnMode::pooled ? p_.state[size_t(i)] : BlockParameters{};
+    const BlockParameters shared =
+        c_.share.any() || c_.ffn == FfnMode::pooled ? p_.state[size_t(i)] : BlockParameters{};
     BlockParameters b;
     b.norm1 = c_.share.norms ? shared.norm1 : gain(at + ".norm1", d);
     if (c_.share.attention) {
@@ -142,7 +145,9 @@ int64_t ModelParameters::non_embedding() const {
   return n;
 }
 
-ModelParameters describe_parameters(const ModelConfig& config) { return Builder(config).build(); }
+ModelParameters describe_parameters(const ModelConfig& config) {
+  return Builder(config).build();
+}
 
 ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients)
     : list_(list), compute_(compute), master_(compute == DType::f64 ? DType::f64 : DType::f32) {
@@ -189,7 +194,9 @@ void ParameterStore::round() {
   if (compute_ == DType::bf16) ops::copy_rows(Exec{}, all_weights_, all_rounded_);
 }
 
-void ParameterStore::zero_gradients(const Exec& ex) { ops::fill(ex, all_gradients_, 0); }
+void ParameterStore::zero_gradients(const Exec& ex) {
+  ops::fill(ex, all_gradients_, 0);
+}
 
 uint64_t ParameterStore::hash() const {
   return hash64(all_weights_.data, size_t(all_weights_.count()) * dtype_size(master_));

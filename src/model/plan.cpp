@@ -6,8 +6,9 @@ namespace sps {
 
 namespace {
 
-// Backward reachability from the readout. A block that is needed raises what it reads; blocks are visited until
-// nothing rises any more, which takes as many rounds as a chain has turns between the streams (at most the depth).
+// Backward reachability from the readout. A block that is needed raises what it reads; blocks are visited
+// until nothing rises any more, which takes as many rounds as a chain has turns between the streams (at most
+// the depth).
 class Reachability {
  public:
   explicit Reachability(Plan& plan) : plan_(plan), c_(plan.config) {}
@@ -77,14 +78,30 @@ Horizon horizon(const std::vector<Band>& readers) {
   return h;
 }
 
+std::string_view name_of(Need n) {
+  switch (n) {
+    case Need::none:
+      return "none";
+    case Need::keys:
+      return "keys";
+    case Need::pool:
+      return "pool";
+    case Need::all:
+      return "all";
+  }
+  return "?";
+}
+
 int64_t Plan::state_blocks_alive() const {
   return std::count_if(state.begin(), state.end(), [](Need n) { return n != Need::none; });
 }
 
 bool Plan::level_needed(int64_t level) const {
-  if (level == config.state.layers && (read_head || (config.has_pred() && config.pred_input == PredInput::state)))
+  if (level == config.state.layers &&
+      (read_head || (config.has_pred() && config.pred_input == PredInput::state)))
     return true;
-  return std::any_of(own_readers.begin(), own_readers.end(), [&](const LevelReaders& r) { return r.level == level; });
+  return std::any_of(own_readers.begin(), own_readers.end(),
+                     [&](const LevelReaders& r) { return r.level == level; });
 }
 
 Plan make_plan(const ModelConfig& c, bool eliminate_dead) {
@@ -94,8 +111,8 @@ Plan make_plan(const ModelConfig& c, bool eliminate_dead) {
   const int64_t ls = c.state.layers, lp = c.pred.layers;
   const bool reads_state = c.has_pred() && !c.px.empty();
   plan.lockstep = c.has_pred() && (!c.xp.empty() || c.ffn == FfnMode::pooled);
-  plan.joint = plan.lockstep || (c.has_pred() && c.read_level == ReadLevel::same && c.read_kv == ReadKv::state &&
-                                 c.pred_input != PredInput::state);
+  plan.joint = plan.lockstep || (c.has_pred() && c.read_level == ReadLevel::same &&
+                                 c.read_kv == ReadKv::state && c.pred_input != PredInput::state);
   plan.constant_start =
       eliminate_dead && c.has_pred() && (c.pred_input == PredInput::row || c.pred_input == PredInput::vector);
   plan.read_head = reads_state && c.read_kv == ReadKv::state &&

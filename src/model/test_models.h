@@ -1,4 +1,5 @@
-// For the tests: a small model of every family and of every key's less common values, and inputs with documents.
+// For the tests: a small model of every family and of every key's less common values, and inputs with
+// documents.
 #pragma once
 
 #include <string>
@@ -46,10 +47,13 @@ inline std::vector<TestModel> test_models() {
   add("sps_vector", "sps", [](ModelKeys& k) { k.window = 2, k.pred_input = "vector"; });
   add("sps_table", "sps", [](ModelKeys& k) { k.window = 2, k.pred_input = "table"; });
   add("free_pause_token", "free_pause", [](ModelKeys& k) { k.pred_input = "token"; });
-  add("free_pause_pooled_token", "free_pause", [](ModelKeys& k) { k.ffn = "pooled", k.pred_input = "token"; });
+  add("free_pause_pooled_token", "free_pause",
+      [](ModelKeys& k) { k.ffn = "pooled", k.pred_input = "token"; });
   add("free_pause_state_start", "free_pause", [](ModelKeys& k) { k.pred_input = "state"; });
-  add("sequential_vector_tied", "sequential", [](ModelKeys& k) { k.pred_input = "vector", k.tie_head = "true"; });
-  add("sequential_state_start", "sequential", [](ModelKeys& k) { k.pred_input = "state", k.tie_head = "true"; });
+  add("sequential_vector_tied", "sequential",
+      [](ModelKeys& k) { k.pred_input = "vector", k.tie_head = "true"; });
+  add("sequential_state_start", "sequential",
+      [](ModelKeys& k) { k.pred_input = "state", k.tie_head = "true"; });
   add("two_tower_row", "two_tower", [](ModelKeys& k) { k.pred_input = "row"; });
   // Other reads.
   add("shared_sequential", "free_pause", [](ModelKeys& k) { k.read_level = "final"; });
@@ -62,15 +66,13 @@ inline std::vector<TestModel> test_models() {
   add("levels_below", "two_tower", [](ModelKeys& k) { k.layers = 3, k.read_level = "0,1,1"; });
   add("levels_zero", "two_tower", [](ModelKeys& k) { k.read_level = "0,0"; });
   add("levels_state_kv", "free_pause", [](ModelKeys& k) { k.layers = 3, k.read_level = "1,0,1"; });
-  add("pooled_own", "free_pause", [](ModelKeys& k) {
-    k.ffn = "pooled", k.read_kv = "own", k.share = "attention";
-  });
+  add("pooled_own", "free_pause",
+      [](ModelKeys& k) { k.ffn = "pooled", k.read_kv = "own", k.share = "attention"; });
   add("dual_sps", "sps", [](ModelKeys& k) { k.window = 2, k.share = "none"; });
   add("dual_sps_norms", "sps", [](ModelKeys& k) { k.window = 2, k.share = "norms"; });
   add("own_with_prediction_keys", "two_tower", [](ModelKeys& k) { k.band_pp = "0:2"; });
-  add("odd_bands", "sps", [](ModelKeys& k) {
-    k.band_xx = "0:3", k.band_xp = "2:5", k.band_px = "1:4", k.band_pp = "0:1";
-  });
+  add("odd_bands", "sps",
+      [](ModelKeys& k) { k.band_xx = "0:3", k.band_xp = "2:5", k.band_px = "1:4", k.band_pp = "0:1"; });
   // Backbones.
   const auto backbone = [](ModelKeys& k) {
     k.heads = 4, k.kv_heads = 2, k.head_dim = 4, k.qk_norm = true, k.rope_pairs = "half_split";
@@ -81,7 +83,8 @@ inline std::vector<TestModel> test_models() {
   add("backbone_free_pause", "free_pause", backbone);
   add("backbone_pooled", "free_pause", [&](ModelKeys& k) { backbone(k), k.ffn = "pooled"; });
   add("backbone_sequential", "sequential", backbone);
-  add("qk_norm_shared_sequential", "free_pause", [](ModelKeys& k) { k.read_level = "final", k.qk_norm = true; });
+  add("qk_norm_shared_sequential", "free_pause",
+      [](ModelKeys& k) { k.read_level = "final", k.qk_norm = true; });
   add("gqa_one_head", "sps", [](ModelKeys& k) { k.kv_heads = 1, k.window = 2; });
   add("unequal_widths", "sequential", [](ModelKeys& k) { k.pred_width = 24, k.pred_ffn = {40}; });
   add("attention_only_blocks", "two_tower", [](ModelKeys& k) { k.d_ffn = {0, 24}, k.pred_ffn = {24, 0}; });
@@ -89,12 +92,14 @@ inline std::vector<TestModel> test_models() {
   return all;
 }
 
-// A batch of random ids with an end-of-text here and there; the last sequence begins with a document of one token.
+// A batch of random ids with an end-of-text here and there; the last sequence begins with a document of one
+// token.
 struct TestInput {
   std::vector<int32_t> tokens, targets, document_start, positions;
   int64_t batch, length;
 
-  TestInput(const ModelConfig& c, int64_t batch_size, int64_t row_length, uint64_t seed, bool documents = true)
+  TestInput(const ModelConfig& c, int64_t batch_size, int64_t row_length, uint64_t seed,
+            bool documents = true)
       : batch(batch_size), length(row_length) {
     const Rng rng(seed, "test input");
     for (int64_t i = 0; i < batch * length; ++i) {
@@ -126,8 +131,8 @@ struct TestInput {
   }
 };
 
-// Weights far enough from zero that every path carries a gradient: gates open, norms not 1, larger matrices. They are
-// bf16 numbers, so that a bf16 model and the reference have the same ones.
+// Weights far enough from zero that every path carries a gradient: gates open, norms not 1, larger matrices.
+// They are bf16 numbers, so that a bf16 model and the reference have the same ones.
 inline void lively_weights(Model& model, uint64_t seed) {
   ParameterStore& store = model.store();
   store.initialise(seed);

@@ -1,0 +1,204 @@
+// What users can do wrong: every mistake gives one sentence on standard error that names it, exit status 2
+// (asked for something wrong) or 1 (could not be done), nothing on standard output, and no file that was not
+// there before.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <memory>
+
+#include "base/test_files.h"
+#include "data/test_corpus.h"
+#include "model/checkpoint_files.h"
+#include "program.h"
+
+namespace sps {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Mistake {
+  std::string name;
+  Arguments arguments;
+  int status;
+  std::vector<std::string> mentions;  // in the sentence
+};
+
+// `sps train` of a model that would work, with `more` on top.
+Arguments train(const Arguments& more, const std::string& recipe = "demo_sps_w4_15k") {
+  return Arguments{"train", recipe, "data.dir=data", "run.dir=new"} + tiny_model() + more;
+}
+// `sps eval` and `sps generate` of a checkpoint that works.
+Arguments eval(const Arguments& more) {
+  return Arguments{"eval", "run", "--data", "data"} + more;
+}
+Arguments generate(const Arguments& more) {
+  return Arguments{"generate", "run", "--tokens", "4"} + more;
+}
+
+std::vector<Mistake> mistakes() {
+  const std::string text(100, 'x');
+  return {
+      // The command line itself.
+      {"no_command", {}, 2, {"subcommand"}},
+      {"unknown_command", {"trian"}, 2, {"trian"}},
+      {"unknown_option", {"train", "--recipes"}, 2, {"--recipes"}},
+      {"missing_argument", {"eval", "run"}, 2, {"--data"}},
+      {"option_without_value", {"generate", "run", "--seed"}, 2, {"--seed"}},
+      {"option_of_another_type", {"generate", "run", "--seed", "many"}, 2, {"--seed", "many"}},
+      {"bench_of_nothing", {"bench"}, 2, {"subcommand"}},
+      // Recipes and keys.
+      {"train_nothing", {"train"}, 2, {"recipe"}},
+      {"unknown_scale", {"train", "huge_sps_w4_20b"}, 2, {"huge", "demo, xs, s"}},
+      {"unknown_family", {"train", "demo_spss_w4_20b"}, 2, {"spss", "family"}},
+      {"unknown_recipe_part", {"train", "demo_sps_x64_20b"}, 2, {"x64"}},
+      {"recipe_without_tokens", {"train", "demo_sps_w4"}, 2, {"demo_sps_w4", "number of tokens"}},
+      {"window_of_a_family_without", {"train", "demo_standard_w4_4m"}, 2, {"window"}},
+      {"pooled_without_a_prediction_stream", {"train", "demo_standard_pooled_4m"}, 2, {"pooled"}},
+      {"unknown_key", train({"optim.lrr=1e-3"}), 2, {"optim.lrr", "optim.lr?"}},
+      {"key_without_value", train({"optim.lr"}), 2, {"optim.lr"}},
+      {"wrong_type", train({"train.tokens=many"}), 2, {"train.tokens", "many", "integer"}},
+      {"out_of_range", train({"train.micro_batch=0"}), 2, {"train.micro_batch", "0", "at least 1"}},
+      {"rate_below_zero", train({"optim.lr=-1"}), 2, {"optim.lr", "-1"}},
+      {"negative_window", train({"window=-3"}), 2, {"window", "-3"}},
+      {"micro_batch_not_dividing", train({"train.micro_batch=3"}), 2, {"train.micro_batch = 3", "8"}},
+      {"schedule_longer_than_the_run",
+       train({"schedule.warmup_tokens=9999999"}),
+       2,
+       {"schedule.warmup_tokens"}},
+      {"bad_dtype", train({"run.dtype=fp8"}), 2, {"fp8", "bf16"}},
+      {"bad_device", train({"run.device=tpu"}), 2, {"run.device", "tpu", "cpu"}},
+      {"bad_optimizer", train({"optim.name=sgd"}), 2, {"optim.name", "sgd"}},
+      {"heads_not_dividing", train({"d_model=33"}), 2, {"33", "heads"}},
+      {"empty_band", train({"band.px=5:2"}), 2, {"band.px", "5:2"}},
+      {"malformed_band", train({"band.xp=some"}), 2, {"band.xp", "some"}},
+      {"phase_of_a_model_without_one", train({"phase.at=0.5"}), 2, {"phase.at"}},
+      {"phase_that_never_ends", train({"phase.at=1"}, "demo_free_pause_15k"), 2, {"phase.at = 1"}},
+      {"missing_toml", {"train", "nowhere.toml"}, 1, {"nowhere.toml"}},
+      {"malformed_toml", {"train", "malformed.toml"}, 2, {"malformed.toml", "2"}},
+      {"unknown_toml_key", {"train", "unknown.toml"}, 2, {"unknown.toml", "optim.learning", "key"}},
+      // Data.
+      {"no_data_dir", {"train", "demo_standard_15k", "run.dir=new"}, 2, {"data.dir", "sps prepare"}},
+      {"missing_data", train({"data.dir=nowhere"}), 1, {"nowhere"}},
+      {"vocabulary_too_small", train({"vocab=100"}), 2, {"model.vocab = 100", "257"}},
+      {"other_end_of_text", train({"eot=7"}), 2, {"model.eot = 7", "256"}},
+      {"context_longer_than_the_data",
+       train({"context=100000", "train.tokens=4e6"}),
+       1,
+       {"train.bin", "100001"}},
+      {"no_validation_tokens", train({"data.dir=noval", "eot=256", "vocab=320"}), 1, {"val.bin"}},
+      {"empty_validation", train({"data.dir=emptyval", "eot=256", "vocab=320"}), 1, {"val.bin", "0 tokens"}},
+      {"odd_sized_tokens", eval({"--data", "odd.bin"}), 1, {"odd.bin", "5"}},
+      {"ids_outside_the_vocabulary", eval({"--data", "large.bin"}), 1, {"large.bin", "4096"}},
+      {"damaged_meta", train({"data.dir=badmeta"}), 1, {"meta.json"}},
+      {"unknown_split", eval({"--split", "test"}), 1, {"test"}},
+      // Run directories.
+      {"run_below_a_file", train({"run.dir=file/run"}), 1, {"file"}},
+      {"run_is_a_file", train({"run.dir=file"}), 1, {"file"}},
+      {"run_of_another_model", train({"run.dir=run", "layers=3"}), 1, {"run", "model.layers = 2", "3"}},
+      {"run_with_another_seed", train({"run.dir=run", "train.seed=5"}), 1, {"train.seed"}},
+      {"run_of_another_dtype", train({"run.dir=run", "run.dtype=bf16"}), 1, {"run.dtype", "f32", "bf16"}},
+      // Checkpoints.
+      {"missing_checkpoint", {"eval", "nowhere", "--data", "data"}, 1, {"nowhere"}},
+      {"folder_without_checkpoint", {"eval", "data", "--data", "data"}, 1, {"data"}},
+      {"truncated_checkpoint", {"eval", "cut", "--data", "data"}, 1, {"weights.safetensors"}},
+      {"changed_checkpoint", {"generate", "flipped", "--prompt", "a"}, 1, {"weights.safetensors"}},
+      {"checkpoint_with_other_weights", {"eval", "mixed", "--data", "data"}, 1, {"mixed"}},
+      {"info_of_nothing", {"info", "nowhere"}, 2, {"nowhere"}},
+      {"info_with_a_bad_key", {"info", "demo_sps_w4_4m", "bandd.xx=0:3"}, 2, {"bandd.xx"}},
+      // Evaluation and generation.
+      {"batch_of_nothing", eval({"--batch", "0"}), 2, {"--batch", "0"}},
+      {"negative_tokens", eval({"--tokens", "-1"}), 2, {"--tokens", "-1"}},
+      {"eval_dtype", eval({"--dtype", "int8"}), 2, {"int8"}},
+      {"prompt_too_long", generate({"--prompt", text}), 2, {"100", "32"}},
+      {"temperature_below_zero", generate({"--temperature", "-1"}), 2, {"temperature = -1"}},
+      {"temperature_not_a_number", generate({"--temperature", "nan"}), 2, {"temperature"}},
+      {"top_p_zero", generate({"--top-p", "0"}), 2, {"top_p = 0"}},
+      {"top_k_below_zero", generate({"--top-k", "-2"}), 2, {"top_k = -2"}},
+      {"unknown_tokenizer", generate({"--tokenizer", "words"}), 2, {"words", "bytes"}},
+      // Preparation.
+      {"prepare_missing_file", {"prepare", "nowhere.txt", "--out", "new"}, 1, {"nowhere.txt"}},
+      {"prepare_empty_text", {"prepare", "empty.txt", "--out", "new"}, 1, {"empty.txt"}},
+      {"prepare_malformed_json", {"prepare", "malformed.jsonl", "--out", "new"}, 1, {"malformed.jsonl:2"}},
+      {"prepare_without_the_field",
+       {"prepare", "data.jsonl", "--text-field", "body", "--out", "new"},
+       1,
+       {"body"}},
+      {"prepare_below_a_file", {"prepare", "data.jsonl", "--out", "file/data"}, 1, {"file"}},
+      {"prepare_over_other_data", {"prepare", "malformed.toml", "--out", "data"}, 1, {"data", "--force"}},
+      {"prepare_all_for_validation",
+       {"prepare", "data.jsonl", "--out", "new", "--val-fraction", "2"},
+       2,
+       {"2"}},
+      // Reports.
+      {"report_of_nothing", {"report", "nowhere"}, 1, {"nowhere"}},
+      {"report_of_data", {"report", "run", "data"}, 1, {"data"}},
+      {"report_of_damaged_metrics", {"report", "run", "flipped"}, 1, {"metrics.jsonl"}},
+      {"report_with_missing_data", {"report", "run", "--data", "nowhere"}, 1, {"nowhere"}},
+  };
+}
+
+class BadInput : public testing::TestWithParam<Mistake> {
+ protected:
+  static void SetUpTestSuite() {
+    dir_ = std::make_unique<TestDir>();
+    make_test_data(*dir_);
+    const Outcome o =
+        run_program(dir_->path(), train({"run.dir=run", "run.dtype=f32", "train.tokens=1024",
+                                         "schedule.warmup_tokens=0", "schedule.decay_tokens=256"}));
+    ASSERT_EQ(o.status, 0) << o.err;
+    dir_->write("file", "not a folder");
+    dir_->write("malformed.toml", "[optim]\nlr = = 3\n");
+    dir_->write("unknown.toml", "[optim]\nlearning = 3\n");
+    dir_->write("malformed.jsonl", "{\"text\": \"fine\"}\n{\"text\": \"no end\n");
+    dir_->write("empty.txt", "");
+    dir_->write("odd.bin", "12345");
+    std::string ids;
+    for (int i = 0; i < 200; ++i) ids += std::string("\0\x10", 2);  // 4096
+    dir_->write("large.bin", ids);
+    const std::string train_bin = read_text(*dir_ / "data/train.bin");
+    dir_->write("noval/train.bin", train_bin);
+    dir_->write("emptyval/train.bin", train_bin);
+    dir_->write("emptyval/val.bin", "");
+    fs::copy(*dir_ / "data", *dir_ / "badmeta");
+    dir_->write("badmeta/meta.json", "{\"tokenizer\": \"bytes\", ");
+    const fs::path checkpoint = latest_checkpoint(*dir_ / "run")->path;
+    const auto damage = [&](const char* name, const auto& change) {
+      fs::copy(checkpoint, *dir_ / name, fs::copy_options::recursive);
+      change(*dir_ / name / kWeightsFile);
+    };
+    damage("cut", [](const fs::path& file) { fs::resize_file(file, fs::file_size(file) / 2); });
+    damage("flipped", [](const fs::path& file) {
+      std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekp(-1, std::ios::end);
+      stream.put('\x55');
+    });
+    fs::copy(checkpoint, *dir_ / "mixed", fs::copy_options::recursive);
+    fs::copy(*dir_ / "mixed" / kOptimizerFile, *dir_ / "mixed" / kWeightsFile,
+             fs::copy_options::overwrite_existing);
+    dir_->write("flipped/metrics.jsonl", "{\"step\": 1, \"tokens\": 64, \"seconds\": }\n");
+  }
+  static void TearDownTestSuite() { dir_.reset(); }
+
+  static inline std::unique_ptr<TestDir> dir_;
+};
+
+TEST_P(BadInput, IsOneSentence) {
+  const Mistake& mistake = GetParam();
+  const auto before = folder_content(dir_->path());
+  const Outcome o = run_program(dir_->path(), mistake.arguments);
+  EXPECT_EQ(o.status, mistake.status) << o.err;
+  EXPECT_EQ(o.signal, 0) << o.err;
+  EXPECT_EQ(o.out, "");
+  EXPECT_EQ(lines_of(o.err).size(), 1u) << o.err;
+  EXPECT_TRUE(o.err.starts_with("sps: ") && o.err.ends_with('\n')) << o.err;
+  for (const std::string& what : mistake.mentions) EXPECT_PRED2(mentions, o.err, what);
+  const auto after = folder_content(dir_->path());
+  for (const auto& [name, bytes] : after) EXPECT_TRUE(before.contains(name)) << "left behind: " << name;
+  EXPECT_TRUE(after == before) << "a file has changed";
+}
+
+INSTANTIATE_TEST_SUITE_P(Commands, BadInput, testing::ValuesIn(mistakes()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace sps
