@@ -126,7 +126,7 @@ std::string Progress::text(std::string_view extra, bool finished) const {
   return line;
 }
 
-void Progress::show(std::string line) {
+void Progress::show(const std::string& line) {
   if (output_.terminal)
     output_.write(fmt::format("\r{}\x1b[K", clipped(line, output_.columns() - 1)));
   else

@@ -57,7 +57,7 @@ class Progress {
 
  private:
   std::string text(std::string_view extra, bool finished) const;
-  void show(std::string line);
+  void show(const std::string& line);
 
   std::string label_, unit_;
   int64_t total_, start_, done_;
