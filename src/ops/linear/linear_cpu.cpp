@@ -1,4 +1,6 @@
-// How one large product becomes many sequential ones. The cuts depend on the shape only:
+// bf16 products of many rows go to our own kernels on AMX tiles where there are any (row_product.h,
+// weight_gradient.h), everything else to oneDNN: here one large product becomes many sequential ones. The
+// cuts depend on the shape only:
 //   rows of C in chunks, the unit of parallel work;
 //   k in spans: beyond about a thousand k the AMX kernels lose a third of their speed.
 // oneDNN's fast kernels take dense matrices only. So a chunk of a that is strided, a span of a longer row or
@@ -10,6 +12,7 @@
 #include "base/threads.h"
 #include "ops/linear/gemm.h"
 #include "ops/linear/linear_kernels.h"
+#include "ops/linear/row_product.h"
 #include "ops/linear/transpose.h"
 #include "ops/linear/weight_gradient.h"
 #include "ops/vec.h"
@@ -20,6 +23,7 @@ namespace sps::ops {
 namespace {
 
 constexpr int64_t kMostK = 1024;                   // longest span of k
+constexpr int64_t kMostTileK = 4096;               // longest k of the products on tiles, which do not cut it
 constexpr int64_t kMostCols = 512;                 // widest block of columns computed in scratch
 constexpr int64_t kSpanBytes = 3 << 19;            // of b in a span that all chunks read again
 constexpr int64_t kFewRowsCols = 128;              // the unit of work when there are few rows
@@ -272,6 +276,12 @@ void Product::run() {
   }
 }
 
+#ifdef SPS_AMX
+bool use_tiles() {
+  return cpu_multiplies_bf16() && amx_permitted();
+}
+#endif
+
 }  // namespace
 
 void product_cpu(Tensor a, Transposed a_transposed, Tensor b, Transposed b_transposed, Tensor c,
@@ -286,12 +296,17 @@ void product_cpu(Tensor a, Transposed a_transposed, Tensor b, Transposed b_trans
       }
     return;
   }
+#ifdef SPS_AMX
+  if (a.dtype == DType::bf16 && a_transposed == Transposed::no && c.rows >= kPackFromRows &&
+      k <= kMostTileK && use_tiles())
+    return row_product_on_tiles(a, b, b_transposed == Transposed::yes, c, acc == Accumulate::yes);
+#endif
   Product(a, a_transposed, b, b_transposed, c, acc).run();
 }
 
 void weight_gradient_cpu(Tensor dy, Tensor x, Tensor dw) {
 #ifdef SPS_AMX
-  if (dy.dtype == DType::bf16 && !dw.empty() && dy.rows > 0 && cpu_multiplies_bf16() && amx_permitted())
+  if (dy.dtype == DType::bf16 && !dw.empty() && dy.rows > 0 && use_tiles())
     return weight_gradient_on_tiles(dy, x, dw);
 #endif
   product_cpu(dy, Transposed::yes, x, Transposed::no, dw, Accumulate::yes);

@@ -20,7 +20,7 @@ struct Case {
 // spans.
 const Case kCases[] = {{1, 1, 1},      {1, 48, 193},   {3, 5, 1},      {17, 193, 48},  {129, 48, 193},
                        {129, 1, 5},    {33, 193, 1},   {300, 96, 288}, {65, 1100, 70}, {40, 70, 1100},
-                       {1100, 70, 40}, {2100, 33, 65}, {7, 2100, 130}};
+                       {1100, 70, 40}, {2100, 33, 65}, {7, 2100, 130}, {40, 4200, 33}};
 
 Matrix make(DType t, int64_t rows, int64_t cols, const char* name, bool padded) {
   Matrix m(t, rows, cols, padded ? cols + 7 : 0);
@@ -118,7 +118,8 @@ TEST(Linear, SameBitsForAnyThreadCountAndEveryCall) {
   for (const bool fallback : {false, true}) {
     std::unique_ptr<ForceBf16Fallback> forced;
     if (fallback) forced = std::make_unique<ForceBf16Fallback>();
-    for (const Case& s : {Case{1, 300, 200}, {17, 193, 48}, {300, 1152, 200}, {2100, 64, 96}})
+    for (const Case& s :
+         {Case{1, 300, 200}, {17, 193, 48}, {40, 1152, 200}, {300, 1152, 200}, {2100, 64, 96}})
       for (const DType act : {DType::f32, DType::bf16}) {
         set_thread_count(2);
         const auto two = result_bytes(s, act), again = result_bytes(s, act);
@@ -130,6 +131,55 @@ TEST(Linear, SameBitsForAnyThreadCountAndEveryCall) {
         EXPECT_EQ(std::memcmp(two.data(), one.data(), two.size()), 0);
       }
   }
+}
+
+// Shapes that cut the sum into several blocks along either side, the rows into several ranges, and leave
+// rests everywhere; with dy wider than x and the other way round.
+const Case kWeightCases[] = {{4200, 40, 100}, {5000, 100, 37}, {300, 450, 900},
+                             {300, 900, 450}, {35, 1400, 20},  {257, 32, 2900}};
+
+Matrix weight_gradient(const Case& s, DType act, bool padded) {
+  const Matrix x = make(act, s.rows, s.in, "x", padded), dy = make(act, s.rows, s.out, "dy", padded);
+  Matrix dw = make(DType::f32, s.out, s.in, "dw", padded);
+  linear_backward_weight({}, dy, x, dw);
+  return dw;
+}
+
+TEST(Linear, WeightGradientsOfManyPieces) {
+  for (const Case& s : kWeightCases) {
+    SCOPED_TRACE(fmt::format("rows {} in {} out {}", s.rows, s.in, s.out));
+    const Matrix x = make(DType::bf16, s.rows, s.in, "x", false).to(DType::f64);
+    const Matrix dy = make(DType::bf16, s.rows, s.out, "dy", false).to(DType::f64);
+    const Matrix want = make(DType::f32, s.out, s.in, "dw", false).to(DType::f64);
+    linear_backward_weight({}, dy, x, want);
+    SPS_EXPECT_CLOSE(weight_gradient(s, DType::bf16, false), want, tolerance(DType::f32));
+    SPS_EXPECT_CLOSE(weight_gradient(s, DType::bf16, true), want, tolerance(DType::f32));
+    expect_same_bits_for_any_threads([&] { return bits(weight_gradient(s, DType::bf16, true)); });
+  }
+}
+
+TEST(Linear, WeightGradientWritesItsViewOnly) {
+  const Matrix x = make(DType::bf16, 300, 40, "x", false), dy = make(DType::bf16, 300, 70, "dy", false);
+  Matrix wide(DType::f32, 72, 50);
+  wide.fill(7);
+  linear_backward_weight({}, dy, x, wide->rows_from(1, 70).cols_from(3, 40));
+  for (int64_t r = 0; r < 72; ++r)
+    for (int64_t c = 0; c < 50; ++c)
+      if (r == 0 || r == 71 || c < 3 || c >= 43) {
+        ASSERT_EQ(wide.get(r, c), 7) << r << ", " << c;
+      }
+}
+
+TEST(Linear, NanReachesTheWeightsOfItsColumnOnly) {
+  for (const DType act : {DType::f32, DType::bf16})
+    for (const auto& [in, out] : {std::pair<int64_t, int64_t>{40, 50}, {50, 40}}) {
+      const Matrix x = make(act, 70, in, "x", false), dy = make(act, 70, out, "dy", false);
+      dy.set(69, 33, NAN);
+      Matrix dw(DType::f32, out, in);
+      linear_backward_weight({}, dy, x, dw);
+      for (int64_t r = 0; r < out; ++r)
+        for (int64_t c = 0; c < in; ++c) ASSERT_EQ(std::isnan(dw.get(r, c)), r == 33) << r << ", " << c;
+    }
 }
 
 TEST(Linear, WorksInsideAParallelRegion) {

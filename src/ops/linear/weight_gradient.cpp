@@ -12,9 +12,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "base/threads.h"
+#include "ops/linear/tiles.h"
 #include "ops/linear/transpose.h"
 #include "tensor/arena.h"
 
@@ -22,18 +22,40 @@ namespace sps::ops {
 
 namespace {
 
-constexpr int64_t kSide = 32;                  // rows and columns of a block of the sum: 2 x 2 tiles
-constexpr int64_t kBlockSize = kSide * kSide;  // elements of a block, of the sum or of an operand
-constexpr int64_t kTileSize = 512;             // bf16 elements of a tile
-constexpr int64_t kSpan = 256;                 // rows laid out at a time
-constexpr int64_t kTallBlocks = 12;            // most blocks of a piece along the rows of the sum
-constexpr int64_t kPieceBlocks = 160;          // most blocks of a piece: 640 KiB
-constexpr int64_t kRangeRows = 2048;           // fewest rows that pay for a separate sum
-constexpr int64_t kPieces = 16;                // separate sums are made up to this number of pieces
+using namespace tiles;
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
+constexpr int64_t kSpan = 256;         // rows laid out at a time
+constexpr int64_t kTallBlocks = 12;    // most blocks of a piece along the rows of the sum
+constexpr int64_t kPieceBlocks = 160;  // most blocks of a piece: 640 KiB
+constexpr int64_t kWideBlocks = 40;    // and along its columns
+constexpr int64_t kRangeRows = 2048;   // fewest rows that pay for a separate sum
+constexpr int64_t kPieces = 16;        // separate sums are made up to this number of pieces
+
+// Asks for the rows [row, end) of a matrix, a few lines at each call of some().
+class RowPrefetch {
+ public:
+  RowPrefetch(const bf16* base, int64_t stride, int64_t cols, int64_t row, int64_t end)
+      : at_(reinterpret_cast<const char*>(base + row * stride)),
+        step_(stride * 2),
+        bytes_(cols * 2),
+        rows_left_(std::max<int64_t>(end - row, 0)) {}
+  int64_t lines() const { return rows_left_ * ceil_div(bytes_, 64); }
+  void some(int64_t lines) {
+    for (; lines > 0 && rows_left_ > 0; --lines) {
+      _mm_prefetch(at_ + offset_, _MM_HINT_T1);
+      offset_ += 64;
+      if (offset_ >= bytes_) {
+        offset_ = 0;
+        at_ += step_;
+        --rows_left_;
+      }
+    }
+  }
+
+ private:
+  const char* at_;
+  int64_t step_, bytes_, rows_left_, offset_ = 0;
+};
 
 __m512i unpack_words(__m512i a, __m512i b, bool high) {
   return high ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
@@ -80,121 +102,33 @@ __m512i unpack_words(__m512i a, __m512i b, bool high) {
   }
 }
 
-// Rows to lay out as an operand: whole blocks of 32 x 32, or what is left of them with zeros around it.
-struct Source {
-  const bf16* data = nullptr;
-  int64_t stride = 0, rows = 0, cols = 0;
-  int64_t ahead = 0;  // elements from here to what is laid out one span later, asked for in passing
+inline void lay_out_wide_block(const bf16* from, int64_t stride, bf16* to) {
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < kSide; r += 2)
+    lay_out_wide(from + r * stride, stride, to + r * 16, to + kTileSize + r * 16);
+}
+inline void lay_out_tall_block(const bf16* from, int64_t stride, bf16* to) {
+  for (int64_t c = 0; c < kSide; c += 8) lay_out_tall(from + c, stride, to + c * kSide);
+}
 
-  int64_t steps() const { return ceil_div(rows, kSide); }
-  bool whole() const { return rows % kSide == 0 && cols % kSide == 0; }
-  // A copy with the zeros, in `space` [steps * 32, blocks of cols * 32].
-  Source padded(bf16* space) const {
-    const int64_t height = steps() * kSide, width = ceil_div(cols, kSide) * kSide;
-    std::memset(static_cast<void*>(space), 0, size_t(height * width) * sizeof(bf16));
-    for (int64_t r = 0; r < rows; ++r)
-      std::memcpy(static_cast<void*>(space + r * width), data + r * stride, size_t(cols) * sizeof(bf16));
-    return {space, width, height, width, 0};
-  }
-};
-
-// Both kinds of layout are done in small portions between tile instructions, which leave the rest of the core
-// idle. A panel of B: its first tiles, then its second ones.
-class WidePanel {
- public:
-  WidePanel() = default;
-  WidePanel(const Source& s, bf16* to)
-      : from_(s.data),
-        stride_(s.stride),
-        ahead_(s.ahead),
-        pairs_(s.rows / 2),
-        first_(to),
-        second_(to + s.rows * 16) {}
-  [[gnu::always_inline]] void some(int64_t pairs) {
-    for (; pairs > 0 && pairs_ > 0; --pairs, --pairs_) {
-      _mm_prefetch(from_ + ahead_, _MM_HINT_T1);
-      _mm_prefetch(from_ + ahead_ + stride_, _MM_HINT_T1);
-      lay_out_wide(from_, stride_, first_, second_);
-      from_ += 2 * stride_;
-      first_ += kSide;
-      second_ += kSide;
+// Lays out rows x cols elements as panels of 32 columns, each of ceil(rows / 32) blocks; zeros fill up.
+template <class LayOut>
+void lay_out(const bf16* from, int64_t stride, int64_t rows, int64_t cols, bf16* to, LayOut block) {
+  const int64_t steps = ceil_div(rows, kSide);
+  for (int64_t r = 0; r < rows; r += kSide)
+    for (int64_t c = 0; c < cols; c += kSide) {
+      bf16* at = to + (c / kSide * steps + r / kSide) * kBlockSize;
+      const bf16* source = from + r * stride + c;
+      const int64_t h = std::min(kSide, rows - r), w = std::min(kSide, cols - c);
+      if (h == kSide && w == kSide) {
+        block(source, stride, at);
+        continue;
+      }
+      alignas(64) uint16_t padded[kBlockSize] = {};
+      for (int64_t i = 0; i < h; ++i)
+        std::memcpy(padded + i * kSide, source + i * stride, size_t(w) * sizeof(uint16_t));
+      block(reinterpret_cast<const bf16*>(padded), kSide, at);
     }
-  }
-  void rest() { some(pairs_); }
-
- private:
-  const bf16* from_ = nullptr;
-  int64_t stride_ = 0, ahead_ = 0, pairs_ = 0;
-  bf16 *first_ = nullptr, *second_ = nullptr;
-};
-
-// All panels of A: blocks of two tiles each. A portion is 32 rows by 8 columns.
-class TallPanels {
- public:
-  TallPanels() = default;
-  TallPanels(const Source& s, bf16* to)
-      : s_(s), steps_(s.steps()), left_(s.cols / 8 * steps_), from_(s.data), to_(to) {}
-  int64_t left() const { return left_; }
-  [[gnu::always_inline]] void one() {
-    const bf16* wanted = from_ - quarter_ * 8 + s_.ahead + quarter_ * 8 * s_.stride;
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < 8; ++i) _mm_prefetch(wanted + i * s_.stride, _MM_HINT_T1);
-    lay_out_tall(from_, s_.stride, to_);
-    to_ += 8 * kSide;
-    from_ += 8;
-    --left_;
-    if (++quarter_ < 4) return;
-    quarter_ = 0;
-    from_ += kSide * s_.stride - kSide;
-    if (++step_ < steps_) return;
-    step_ = 0;
-    from_ += kSide - s_.rows * s_.stride;
-  }
-  void rest() {
-    while (left_ > 0) one();
-  }
-
- private:
-  Source s_;
-  int64_t steps_ = 0, left_ = 0, quarter_ = 0, step_ = 0;
-  const bf16* from_ = nullptr;
-  bf16* to_ = nullptr;
-};
-
-// A block of the sum += a panel of A times a panel of B, both of `steps` blocks. It starts at 0 if `first`.
-template <class EachStep>
-[[gnu::always_inline]] inline void multiply(const bf16* a, const bf16* b, float* sum, int64_t steps,
-                                            bool first, EachStep&& each_step) {
-  asm volatile("" : : : "memory");  // the tile loads do not tell the compiler that they read memory
-  constexpr int64_t kSumTile = 256;
-  const bf16* b2 = b + steps * kTileSize;
-  if (first) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, sum, 64);
-    _tile_loadd(1, sum + kSumTile, 64);
-    _tile_loadd(2, sum + 2 * kSumTile, 64);
-    _tile_loadd(3, sum + 3 * kSumTile, 64);
-  }
-  for (int64_t s = 0; s < steps; ++s, a += kBlockSize, b += kTileSize, b2 += kTileSize) {
-    _tile_loadd(4, a, 64);
-    _tile_loadd(6, b, 64);
-    _tile_loadd(7, b2, 64);
-    _tile_loadd(5, a + kTileSize, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    each_step();
-  }
-  _tile_stored(0, sum, 64);
-  _tile_stored(1, sum + kSumTile, 64);
-  _tile_stored(2, sum + 2 * kSumTile, 64);
-  _tile_stored(3, sum + 3 * kSumTile, 64);
-  asm volatile("" : : : "memory");
 }
 
 class WeightGradient {
@@ -205,7 +139,7 @@ class WeightGradient {
     wide_blocks_ = ceil_div(wide_.cols, kSide);
     tall_cuts_ = ceil_div(tall_blocks_, kTallBlocks);
     tall_piece_ = ceil_div(tall_blocks_, tall_cuts_);
-    wide_cuts_ = ceil_div(wide_blocks_, kPieceBlocks / tall_piece_);
+    wide_cuts_ = ceil_div(wide_blocks_, std::min(kWideBlocks, kPieceBlocks / tall_piece_));
     wide_piece_ = ceil_div(wide_blocks_, wide_cuts_);
     const int64_t cuts = tall_cuts_ * wide_cuts_, rows = tall_.rows;
     ranges_ = std::clamp<int64_t>(kPieces / cuts, 1, std::max<int64_t>(rows / kRangeRows, 1));
@@ -217,7 +151,7 @@ class WeightGradient {
     const int64_t sums = ranges_ > 1 ? ranges_ * tall_blocks_ * wide_blocks_ : 0;
     const size_t sums_bytes = size_t(sums * kBlockSize) * sizeof(float);
     const size_t own_bytes =
-        size_t((3 * tall_piece_ + 3) * kSpan * kSide) * sizeof(bf16) +
+        size_t((tall_piece_ + wide_piece_) * kSpan * kSide) * sizeof(bf16) +
         (ranges_ > 1 ? 0 : size_t(tall_piece_ * wide_piece_ * kBlockSize) * sizeof(float));
     // The calling thread keeps the sums that are added up later in front of its own working memory.
     std::byte* shared = thread_scratch(ScratchSlot::gemm, sums_bytes + own_bytes);
@@ -254,59 +188,34 @@ class WeightGradient {
     if (tall_count <= 0 || wide_count <= 0) return;
     const int64_t tall_cols = std::min(tall_count * kSide, tall_.cols - tall_begin * kSide);
     const int64_t wide_cols = std::min(wide_count * kSide, wide_.cols - wide_begin * kSide);
-    // Two of each operand: one is multiplied while the next is laid out.
-    auto* space = reinterpret_cast<bf16*>(own);
-    const auto take = [&](int64_t elements) { return std::exchange(space, space + elements); };
-    const int64_t tall_size = tall_piece_ * kSpan * kSide;
-    bf16* const a[2] = {take(tall_size), take(tall_size)};
-    bf16* const b[2] = {take(kSpan * kSide), take(kSpan * kSide)};
-    bf16 *const a_padded = take(tall_size), *const b_padded = take(kSpan * kSide);
-    auto* own_sum = reinterpret_cast<float*>(space);
+    const bf16* tall = tall_.row<bf16>(0) + tall_begin * kSide;
+    const bf16* wide = wide_.row<bf16>(0) + wide_begin * kSide;
+    auto* a = reinterpret_cast<bf16*>(own);
+    bf16* b = a + tall_piece_ * kSpan * kSide;
+    auto* own_sum = reinterpret_cast<float*>(b + wide_piece_ * kSpan * kSide);
     const auto sum = [&](int64_t t, int64_t w) {
       return ranges_ > 1 ? sum_block(range, tall_begin + t, wide_begin + w)
                          : own_sum + (t * wide_piece_ + w) * kBlockSize;
     };
 
-    const int64_t begin = range * range_rows_, end = std::min(begin + range_rows_, tall_.rows);
-    const auto source = [&](const Tensor& t, int64_t row, int64_t col, int64_t cols) -> Source {
-      const int64_t rows = std::min(kSpan, end - row);
-      return {t.row<bf16>(row) + col, t.stride, rows, cols, row + 2 * kSpan <= end ? kSpan * t.stride : 0};
-    };
-    const auto tall_panels = [&](int64_t row, bf16* to) {
-      if (row >= end) return TallPanels();
-      const Source s = source(tall_, row, tall_begin * kSide, tall_cols);
-      return TallPanels(s.whole() ? s : s.padded(a_padded), to);
-    };
-    const auto wide_panel = [&](int64_t row, int64_t w, bf16* to) {
-      if (row >= end) return WidePanel();
-      const Source s = source(wide_, row, (wide_begin + w) * kSide, std::min(kSide, wide_cols - w * kSide));
-      return WidePanel(s.whole() ? s : s.padded(b_padded), to);
-    };
-
     const TileSession session;
-    int a_now = 0, b_now = 0;
-    tall_panels(begin, a[0]).rest();
-    wide_panel(begin, 0, b[0]).rest();
-    const int64_t pairs = ceil_div(kSide / 2, tall_count);
+    const int64_t begin = range * range_rows_, end = std::min(begin + range_rows_, tall_.rows);
     for (int64_t row = begin; row < end; row += kSpan) {
-      const int64_t steps = ceil_div(std::min(kSpan, end - row), kSide);
-      TallPanels next_tall = tall_panels(row + kSpan, a[1 - a_now]);
-      int64_t due = 0;
-      for (int64_t w = 0; w < wide_count; ++w) {
-        WidePanel next_wide = w + 1 < wide_count ? wide_panel(row, w + 1, b[1 - b_now])
-                                                 : wide_panel(row + kSpan, 0, b[1 - b_now]);
+      const int64_t next = std::min(row + kSpan, end), steps = ceil_div(next - row, kSide);
+      lay_out(tall + row * tall_.stride, tall_.stride, next - row, tall_cols, a, lay_out_tall_block);
+      lay_out(wide + row * wide_.stride, wide_.stride, next - row, wide_cols, b, lay_out_wide_block);
+      RowPrefetch tall_ahead(tall, tall_.stride, tall_cols, next, std::min(next + kSpan, end));
+      RowPrefetch wide_ahead(wide, wide_.stride, wide_cols, next, std::min(next + kSpan, end));
+      const int64_t all_steps = tall_count * wide_count * steps;
+      const int64_t tall_lines = ceil_div(tall_ahead.lines(), all_steps);
+      const int64_t wide_lines = ceil_div(wide_ahead.lines(), all_steps);
+      for (int64_t w = 0; w < wide_count; ++w)
         for (int64_t t = 0; t < tall_count; ++t)
-          multiply(a[a_now] + t * steps * kBlockSize, b[b_now], sum(t, w), steps, row == begin, [&] {
-            next_wide.some(pairs);
-            // Four portions of A per step and block of A, spread over the blocks of B.
-            for (due += 4; due >= wide_count; due -= wide_count)
-              if (next_tall.left() > 0) next_tall.one();
-          });
-        next_wide.rest();
-        b_now = 1 - b_now;
-      }
-      next_tall.rest();
-      a_now = 1 - a_now;
+          multiply({a + t * steps * kBlockSize, kSide, kTileSize, kBlockSize}, b + w * steps * kBlockSize,
+                   steps, sum(t, w), row != begin, [&] {
+                     tall_ahead.some(tall_lines);
+                     wide_ahead.some(wide_lines);
+                   });
     }
     if (ranges_ > 1) return;
     for (int64_t t = 0; t < tall_count; ++t)
@@ -319,8 +228,8 @@ class WeightGradient {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
     for (int64_t r = 0; r < kSide; ++r) {
-      const float* from = sum + r / 16 * 512 + r % 16 * 16;
-      const __m512 a = _mm512_load_ps(from), b = _mm512_load_ps(from + 256);
+      const float* from = sum + r / 16 * 2 * kSumTile + r % 16 * 16;
+      const __m512 a = _mm512_load_ps(from), b = _mm512_load_ps(from + kSumTile);
       _mm512_store_ps(rows + r * kSide, _mm512_permutex2var_ps(a, first, b));
       _mm512_store_ps(rows + r * kSide + 16, _mm512_permutex2var_ps(a, second, b));
     }
