@@ -46,6 +46,8 @@ int run_command_line(int argc, const char* const* argv) {
   } catch (const CLI::Success& e) {  // --help, --version
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
+    if (const auto words = app.remaining(); !words.empty() && app.get_subcommands().empty())
+      return say("there is no command '" + words[0] + "' (see sps --help)", 2);
     return say(std::string(e.what()) + " (see sps --help)", 2);
   } catch (const Error& e) {
     return say(e.what(), e.exit_status());

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <utility>
 
 #include "base/json.h"
 #include "base/threads.h"
@@ -31,10 +32,14 @@ void run_generate(GenerateArguments& args) {
   args.options.ids = tokenizer->vocab_size();
   std::vector<int32_t> prompt;
   tokenizer->encode(args.prompt, prompt);
-  // The text appears as it is drawn, so the prompt stands before it.
-  if (!args.json) fmt::print("{}", args.prompt);
+  // The text appears as it is drawn, after the prompt; nothing does if there is an error instead.
+  bool begun = false;
+  const auto begin = [&] {
+    if (!std::exchange(begun, true)) fmt::print("{}", args.prompt);
+  };
   const std::vector<int32_t> ids = generate(*loaded.model, prompt, args.options, [&](int32_t id) {
     if (args.json) return;
+    begin();
     fmt::print("{}", tokenizer->decode(std::span(&id, 1)));
     std::fflush(stdout);
   });
@@ -44,7 +49,7 @@ void run_generate(GenerateArguments& args) {
                                                         {"new_tokens", ids.size()},
                                                         {"text", tokenizer->decode(ids)}}));
   else
-    fmt::print("\n");
+    begin(), fmt::print("\n");
 }
 
 }  // namespace

@@ -20,7 +20,9 @@ ModelOptions forward_only() {
 
 class GenerateTest : public testing::TestWithParam<TestModel> {
  protected:
-  GenerateTest() : config_(resolve(GetParam().keys)), model_(config_, forward_only()) { lively_weights(model_, 4); }
+  GenerateTest() : config_(resolve(GetParam().keys)), model_(config_, forward_only()) {
+    lively_weights(model_, 4);
+  }
 
   ModelConfig config_;
   Model model_;
@@ -57,7 +59,8 @@ TEST_P(GenerateTest, GreedyIsTheArgmaxOfOnePassOverTheWhole) {
 }
 
 TEST_P(GenerateTest, IdsThatAreNoTextNeverCome) {
-  // A model that wants nothing more than the ids past the tokenizer's, the prediction row and the end of text.
+  // A model that wants nothing more than the ids past the tokenizer's, the prediction row and the end of
+  // text.
   std::set<int32_t> drawn;
   for (uint64_t seed = 0; seed < 40; ++seed) {
     GenerateOptions options;
@@ -80,10 +83,11 @@ TEST_P(GenerateTest, IdsThatAreNoTextNeverCome) {
 
 INSTANTIATE_TEST_SUITE_P(Families, GenerateTest, testing::ValuesIn([] {
                            std::vector<TestModel> some;
-                           const std::set<std::string> names{
-                               "standard", "sps_w2", "delayed_state_w2", "reverse_sps_w2", "free_pause_w2",
-                               "free_pause_pooled_token", "two_tower_3+2", "sequential_state_start",
-                               "backbone_sps"};
+                           const std::set<std::string> names{"standard",         "sps_w2",
+                                                             "delayed_state_w2", "reverse_sps_w2",
+                                                             "free_pause_w2",    "free_pause_pooled_token",
+                                                             "two_tower_3+2",    "sequential_state_start",
+                                                             "backbone_sps"};
                            for (const TestModel& m : test_models())
                              if (names.contains(m.name)) some.push_back(m);
                            SPS_CHECK(some.size() == names.size());

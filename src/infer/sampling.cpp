@@ -11,10 +11,13 @@ void check(const SamplingOptions& o) {
   if (!(o.temperature >= 0) || !std::isfinite(o.temperature))
     usage_error("temperature = {}: expected 0 (greedy) or a positive number", o.temperature);
   if (o.top_k < 0) usage_error("top_k = {}: expected 0 (all) or a positive number", o.top_k);
-  if (!(o.top_p > 0 && o.top_p <= 1)) usage_error("top_p = {}: expected a number above 0 and at most 1", o.top_p);
+  if (!(o.top_p > 0 && o.top_p <= 1))
+    usage_error("top_p = {}: expected a number above 0 and at most 1", o.top_p);
 }
 
-NextId::NextId(const SamplingOptions& options) : options_(options), rng_(options.seed, "sampling") { check(options); }
+NextId::NextId(const SamplingOptions& options) : options_(options), rng_(options.seed, "sampling") {
+  check(options);
+}
 
 int32_t NextId::draw(std::span<const float> logits, const std::vector<bool>& forbidden, uint64_t n) {
   order_.clear();
@@ -39,7 +42,8 @@ int32_t NextId::draw(std::span<const float> logits, const std::vector<bool>& for
   weights_.clear();
   double total = 0;
   for (const int32_t id : order_) {
-    // Differences first: a tiny temperature then gives 0 or 1, and so does an infinite logit; never inf - inf.
+    // Differences first: a tiny temperature then gives 0 or 1, and so does an infinite logit; never inf -
+    // inf.
     const double logit = logits[size_t(id)];
     weights_.push_back(logit == largest ? 1.0 : std::exp((logit - largest) / options_.temperature));
     total += weights_.back();

@@ -90,7 +90,8 @@ TEST(Sampling, FrequenciesAreTheSoftmax) {
     for (int32_t id = 0; id < 4; ++id) {
       const double want = std::pow(p[size_t(id)], 1 / temperature) / total;
       const double deviation = std::sqrt(want * (1 - want) / kDraws);
-      EXPECT_NEAR(double(n.at(id)) / kDraws, want, 4 * deviation) << "id " << id << ", temperature " << temperature;
+      EXPECT_NEAR(double(n.at(id)) / kDraws, want, 4 * deviation)
+          << "id " << id << ", temperature " << temperature;
     }
   }
 }

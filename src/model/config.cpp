@@ -286,7 +286,8 @@ Band parse_band(std::string_view key, std::string_view text) {
     usage_error("{} = '{}': expected none, lo:hi or lo:inf in steps back, such as 0:64", key, text);
   if (hi == "inf") band.hi = Band::kInf;
   if (band.lo < 0 || band.hi < 0) usage_error("{} = '{}': steps back cannot be negative", key, text);
-  return band.empty() ? Band::none() : band;
+  if (band.empty()) usage_error("{} = '{}': no key is that far back, write none if that is meant", key, text);
+  return band;
 }
 
 std::string band_text(Band band) {

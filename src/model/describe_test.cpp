@@ -79,7 +79,7 @@ TEST(Describe, CachesFollowTheBandsOfEachBlock) {
   EXPECT_EQ(lines("s", "family=two_tower"), "s:12x1536 r:12x1536 ");
   // Dead blocks keep nothing; a block that only serves readers keeps what they see.
   EXPECT_EQ(lines("s", "family=two_tower read.level=same"), "s:11x1536 r:12x1536 ");
-  EXPECT_EQ(lines("demo", "family=free_pause read.level=0,0,0,0 band.px=0:9"), "s:1x384@9 ");
+  EXPECT_EQ(lines("demo", "family=free_pause read.level=0,0,0,0 band.px=0:9"), "s:1x512@9 ");
   // The second paper's grouped heads and sliding windows: four blocks of 24 see everything.
   EXPECT_EQ(lines("1b", "family=free_pause sliding_window=2048 full_attention_every=6"),
             "s:20x1536@2047 s:4x1536 ");

@@ -69,7 +69,8 @@ TEST(AdamWOptimizer, FollowsTheDefinition) {
   }
 }
 
-// Each step takes 2^-10 of a weight, a quarter of what bf16 can tell apart: rounded weights alone would never move.
+// Each step takes 2^-10 of a weight, a quarter of what bf16 can tell apart: rounded weights alone would never
+// move.
 TEST(AdamWOptimizer, DecayAloneShrinksTheMatricesOfABf16Run) {
   ParameterStore store(parameters(), DType::bf16);
   store.initialise(3);
@@ -86,7 +87,8 @@ TEST(AdamWOptimizer, DecayAloneShrinksTheMatricesOfABf16Run) {
     EXPECT_EQ(store.weight(1).as<float>()[i], 1) << "norms do not decay";
     EXPECT_EQ(float(store.rounded(1).as<bf16>()[i]), 1);
   }
-  EXPECT_NEAR(store.weight(2).as<float>()[0] / start, want / before, 1e-4) << "one row of a matrix is a matrix";
+  EXPECT_NEAR(store.weight(2).as<float>()[0] / start, want / before, 1e-4)
+      << "one row of a matrix is a matrix";
 }
 
 TEST(AdamWOptimizer, Bf16CopiesAreTheRoundedWeights) {
@@ -127,7 +129,8 @@ TEST(AdamWOptimizer, AdoptsByName) {
   }
 }
 
-// The moments are the whole state beside the numbers of updates: a second optimizer that is given both goes on alike.
+// The moments are the whole state beside the numbers of updates: a second optimizer that is given both goes
+// on alike.
 TEST(AdamWOptimizer, MomentsAndStepsAreItsState) {
   ParameterStore a(parameters(), DType::f32), b(parameters(), DType::f32);
   a.initialise(1), b.initialise(1);

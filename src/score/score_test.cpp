@@ -18,7 +18,8 @@ class ScoreTest : public testing::Test {
  protected:
   static ModelConfig config(const std::string& family) {
     ModelKeys k;
-    k.family = family, k.layers = 2, k.d_model = 16, k.heads = 2, k.d_ffn = {24}, k.vocab = 320, k.context = 16;
+    k.family = family, k.layers = 2, k.d_model = 16, k.heads = 2, k.d_ffn = {24}, k.vocab = 320,
+    k.context = 16;
     k.eot = 256;
     if (family != "standard") k.window = 3;
     return resolve(k);

@@ -109,12 +109,12 @@ TEST(Recipe, Demonstration) {
   EXPECT_EQ(c.train.save_every_tokens, kM);
   EXPECT_EQ(c.train.eval_every_tokens, 200'000);
   EXPECT_EQ(c.train.eval_tokens, 80'000);
-  EXPECT_EQ(c.train.global_batch, 32);
-  EXPECT_EQ(c.make_schedule().batch_tokens, 8192);
+  EXPECT_EQ(c.train.global_batch, 16);
+  EXPECT_EQ(c.make_schedule().batch_tokens, 4096);
   EXPECT_EQ(c.optim.lr, 2e-3);
   const ModelConfig m = resolve(c.model);
   EXPECT_EQ(m.state.layers, 4);
-  EXPECT_EQ(m.state.width, 192);
+  EXPECT_EQ(m.state.width, 256);
   EXPECT_EQ(m.pp, (Band{0, 16}));
   EXPECT_EQ(m.xp, (Band{1, 16}));
   EXPECT_EQ(m.pred_input, PredInput::token);

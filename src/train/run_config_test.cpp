@@ -53,8 +53,8 @@ TEST(RunConfig, WrongValuesNameKeyAndValue) {
     std::vector<std::string> named;
   };
   for (const Wrong& w : std::vector<Wrong>{
-           {"train.micro_batch=5", {"train.micro_batch = 5", "train.global_batch = 32"}},
-           {"train.micro_batch=64", {"train.micro_batch = 64", "train.global_batch = 32"}},
+           {"train.micro_batch=5", {"train.micro_batch = 5", "train.global_batch = 16"}},
+           {"train.micro_batch=64", {"train.micro_batch = 64", "train.global_batch = 16"}},
            {"train.micro_batch=0", {"train.micro_batch", "0"}},
            {"train.tokens=0", {"train.tokens", "0"}},
            {"train.tokens=many", {"train.tokens", "many"}},

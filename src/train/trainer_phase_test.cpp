@@ -139,7 +139,7 @@ TEST_F(PhaseTest, ASwitchThatNeverComesIsRefused) {
   };
   EXPECT_PRED2(mentions, error_of([&] { load("0.999"); }), "phase.at = 0.999");
   EXPECT_PRED2(mentions, error_of([&] { load("1"); }), "phase.at = 1");
-  // 13 steps of 8192 tokens: the last starts at 98304 of 100000.
+  // The last step starts at 98304 of 100000 tokens.
   EXPECT_PRED2(mentions, error_of([&] { load("0.98305"); }), "expected at most 0.98304");
   EXPECT_EQ(load("0.98304").phase.at, 0.98304);
   Trainer last(phased("last", 11.0 / 12));

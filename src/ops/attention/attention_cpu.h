@@ -167,6 +167,61 @@ inline Range keys_to_visit(const AttentionShape& shape, const QueryStreams& quer
   return any.empty() ? Range{} : any;
 }
 
+// Brings rows into the cache a few at a time while something else is computed: those that the next head reads
+// and those that this one will write. Rows of one head are short and far apart, which the hardware does not
+// foresee.
+class RowsAhead {
+ public:
+  // Columns [col, col + cols) of rows [row, row + rows); nothing for an empty tensor.
+  void add(const Tensor& t, int64_t row, int64_t rows, int64_t col, int64_t cols) {
+    if (!t || count_ == kMost) return;
+    const auto size = int64_t(dtype_size(t.dtype));
+    blocks_[count_++] = {static_cast<const std::byte*>(t.data) + (row * t.stride + col) * size,
+                         t.stride * size, cols * size, rows};
+    left_ += rows;
+  }
+  // Drops everything if it is more than fits beside the work at hand.
+  void limit() {
+    int64_t bytes = 0;
+    for (int i = 0; i < count_; ++i) bytes += blocks_[i].rows * blocks_[i].bytes;
+    if (bytes > kMostBytes) left_ = 0;
+  }
+  void fetch(int64_t rows) {
+    for (rows = std::min(rows, left_), left_ -= rows; rows > 0; --rows) {
+      while (blocks_[at_].rows == 0) ++at_;
+      Block& block = blocks_[at_];
+      for (int64_t i = 0; i < block.bytes; i += 64) __builtin_prefetch(block.from + i, 0, 2);
+      block.from += block.stride;
+      --block.rows;
+    }
+  }
+
+ private:
+  static constexpr int kMost = 24;
+  static constexpr int64_t kMostBytes = 1 << 19;
+  struct Block {
+    const std::byte* from;
+    int64_t stride, bytes, rows;
+  };
+  std::array<Block, kMost> blocks_;
+  int count_ = 0, at_ = 0;
+  int64_t left_ = 0;
+};
+
+// Calls body(head, next) for all heads of keys of all sequences, neighbouring heads of a sequence one after
+// the other on the same thread where there is enough work for all threads besides; `next`: the one after it
+// follows.
+template <class Body>
+void for_head_groups(const AttentionShape& shape, Body&& body) {
+  constexpr int64_t kEnough = 32;
+  const int64_t heads = shape.kv_heads, apart = std::min(heads, (kEnough + shape.batch - 1) / shape.batch);
+  const int64_t size = (heads + apart - 1) / apart, groups = (heads + size - 1) / size;
+  parallel_for(shape.batch * groups, [&](int64_t i) {
+    const int64_t first = i % groups * size, last = std::min(first + size, heads);
+    for (int64_t h = first; h < last; ++h) body(i / groups * heads + h, h + 1 < last);
+  });
+}
+
 template <class T>
 void write_row(T* to, const float* src, int64_t cols, float scale) {
   int64_t c = 0;
@@ -200,7 +255,7 @@ inline void transpose_back(const float* x, float* rows, int64_t stride, int64_t 
 template <class Body>
 void with_engine(DType dtype, Body&& body) {
   if (dtype == DType::f32) return body(F32Engine(), float());
-#ifdef SPS_ATTENTION_AMX
+#ifdef SPS_AMX
   if (amx_permitted()) return body(AmxEngine(), bf16());
 #endif
   body(F32Engine(), bf16());

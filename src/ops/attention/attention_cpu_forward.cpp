@@ -4,22 +4,9 @@
 
 #include "ops/attention/attention_cpu.h"
 
-#ifdef SPS_ATTENTION_AMX
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 namespace sps::ops {
 
 namespace attention {
-
-#ifdef SPS_ATTENTION_AMX
-bool amx_permitted() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  static const bool permitted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return permitted;
-}
-#endif
 
 namespace {
 
@@ -105,9 +92,11 @@ void softmax_step(const Run& run, const Visible& visible, int64_t first_key, flo
   }
 }
 
+constexpr int64_t kRowsAhead = 80;  // rows to fetch per tile
+
 template <class Engine, class T>
 void forward_piece(const AttentionShape& shape, const QueryStreams& queries, const KeySets& keys,
-                   const Piece& piece) {
+                   const Piece& piece, bool next_head) {
   using Elem = typename Engine::Elem;
   [[maybe_unused]] const typename Engine::Session session;
   const int64_t hd = shape.head_dim, dim = round_up(hd, Engine::kPad), group = shape.heads / shape.kv_heads;
@@ -123,11 +112,22 @@ void forward_piece(const AttentionShape& shape, const QueryStreams& queries, con
       const int64_t col = piece.key_head * hd;
       Engine::load_rows(mem.k[s] + tile * kTile * dim, keys[s].k.row<T>(base + j) + col, keys[s].k.stride, n,
                         padded, hd, dim);
-      Engine::load_rows(mem.rows, keys[s].v.row<T>(base + j) + col, keys[s].v.stride, n, padded, hd, dim);
-      mem.finite[s][tile] = all_finite(mem.rows, padded * dim);
-      Engine::transposed_a(mem.vt[s] + tile * kTile * dim, kTile, Engine::as_b(mem.b, mem.rows, padded, dim), padded,
-                           dim);
+      mem.finite[s][tile] =
+          Engine::load_rows(mem.rows, keys[s].v.row<T>(base + j) + col, keys[s].v.stride, n, padded, hd, dim);
+      Engine::transposed_a(mem.vt[s] + tile * kTile * dim, kTile, Engine::as_b(mem.b, mem.rows, padded, dim),
+                           padded, dim);
     }
+  }
+
+  RowsAhead ahead;
+  {
+    const int64_t length = shape.length, wide = group * hd, head = piece.key_head;
+    for (const QueryStream& stream : queries) ahead.add(stream.o, base, length, head * wide, wide);
+    for (size_t s = 0; s < keys.size() && next_head; ++s)
+      for (const Tensor& x : {keys[s].k, keys[s].v}) ahead.add(x, base, length, (head + 1) * hd, hd);
+    for (size_t t = 0; t < queries.size() && next_head; ++t)
+      ahead.add(queries[t].q, base, length, (head + 1) * wide, wide);
+    ahead.limit();
   }
 
   std::array<Visible, kMaxKeySets> visible;
@@ -162,6 +162,7 @@ void forward_piece(const AttentionShape& shape, const QueryStreams& queries, con
               const int64_t nq = run.q1 - run.q0, nk = run.k1 - run.k0;
               Engine::template product<false>(nk, nq, dim, k + run.k0 * dim, dim, qt + run.q0 * Engine::kPack,
                                               kTile, mem.s + run.k0 * kTile + run.q0, kTile);
+              ahead.fetch(kRowsAhead);
               softmax_step<Engine>(run, visible[s], j, shape.scale * kLog2e, mem.s, mem.p, state, mem.ot,
                                    dim);
               const Elem* p = mem.p + run.k0 * kTile + run.q0 * Engine::kPack;
@@ -205,12 +206,15 @@ void attention_forward_cpu(const AttentionShape& shape, const QueryStreams& quer
   const std::vector<Range> parts =
       cut(shape.length, std::min((kEnough + heads - 1) / heads, shape.length / 256));
   with_engine(act_dtype(queries), [&](auto engine, auto element) {
-    parallel_for(heads * int64_t(parts.size()), [&](int64_t i) {
-      const int64_t head = i / int64_t(parts.size()), part = i % int64_t(parts.size());
+    const auto run = [&](int64_t head, Range part, bool next_head) {
       forward_piece<decltype(engine), decltype(element)>(
-          shape, queries, keys,
-          Piece{head / shape.kv_heads, head % shape.kv_heads, parts[size_t(part)], {0, shape.length}});
-    });
+          shape, queries, keys, Piece{head / shape.kv_heads, head % shape.kv_heads, part, {0, shape.length}},
+          next_head);
+    };
+    const auto count = int64_t(parts.size());
+    if (count == 1)
+      return for_head_groups(shape, [&](int64_t head, bool next) { run(head, parts[0], next); });
+    parallel_for(heads * count, [&](int64_t i) { run(i / count, parts[size_t(i % count)], false); });
   });
 }
 

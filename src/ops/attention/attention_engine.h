@@ -10,17 +10,14 @@
 #include <cstring>
 
 #include "base/bf16.h"
+#include "ops/amx.h"
 #include "ops/attention/attention_vec.h"
 #include "ops/vec.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
-#define SPS_ATTENTION_AMX 1
-#endif
-
 namespace sps::ops::attention {
 
-constexpr int64_t kTile = 64;   // queries and keys of a tile
-constexpr int64_t kBlock = 32;  // within a tile, work is skipped and masked in blocks of this size
+constexpr int64_t kTile = 64;              // queries and keys of a tile
+constexpr int64_t kBlock = 32;             // within a tile, work is skipped and masked in blocks of this size
 constexpr int kVectors = kBlock / kLanes;  // the queries of a block
 
 inline int64_t round_up(int64_t n, int64_t to) {
@@ -86,9 +83,10 @@ struct F32Engine {
     }
   }
 
-  // dst [padded_rows, padded_cols] = src [rows, cols] with zeros around it: operand A.
+  // dst [padded_rows, padded_cols] = src [rows, cols] with zeros around it: operand A. False if there is an
+  // infinity or NaN in it.
   template <class T>
-  static void load_rows(float* dst, const T* src, int64_t stride, int64_t rows, int64_t padded_rows,
+  static bool load_rows(float* dst, const T* src, int64_t stride, int64_t rows, int64_t padded_rows,
                         int64_t cols, int64_t padded_cols) {
     for (int64_t r = 0; r < rows; ++r, dst += padded_cols) {
       const T* from = src + r * stride;
@@ -97,10 +95,11 @@ struct F32Engine {
       std::fill(dst + cols, dst + padded_cols, 0.0F);
     }
     std::fill(dst, dst + (padded_rows - rows) * padded_cols, 0.0F);
+    return all_finite(dst - rows * padded_cols, rows * padded_cols);
   }
   // Other layouts of a matrix x [rows, cols] that load_rows made: B of x; B of its transpose, with row stride
-  // kTile; A of its transpose, with row stride ld, given B of x. They return where it lies, in `space` or in x
-  // itself.
+  // kTile; A of its transpose, with row stride ld, given B of x. They return where it lies, in `space` or in
+  // x itself.
   static const float* as_b(float*, const float* x, int64_t, int64_t) {
     return x;
   }
@@ -114,7 +113,8 @@ struct F32Engine {
     return space;
   }
 
-  // kBlock columns from c on of row r as A, or of rows r and r+1 as B (r even), of a matrix with row stride ld.
+  // kBlock columns from c on of row r as A, or of rows r and r+1 as B (r even), of a matrix with row stride
+  // ld.
   static void put_a(float* x, int64_t ld, int64_t r, int64_t c, const Vec (&row)[kVectors]) {
     for (int v = 0; v < kVectors; ++v) store(x + r * ld + c + v * kLanes, row[v]);
   }
@@ -163,10 +163,7 @@ struct F32Engine {
   }
 };
 
-#ifdef SPS_ATTENTION_AMX
-
-// Asks the system once per process for the use of tile registers; false if it refuses.
-bool amx_permitted();
+#ifdef SPS_AMX
 
 // bf16 products on AMX tiles: 2 x 2 blocks of 16 x 16 sums over steps of 32.
 struct AmxEngine {
@@ -175,21 +172,7 @@ struct AmxEngine {
   static constexpr int kExpDegree = 5;  // probabilities are rounded to 8 bits
   static constexpr bool kOneLayout = false;
 
-  // Tile registers of this thread while it works on a piece. oneDNN configures them too, for its own shapes.
-  struct Session {
-    Session() {
-      struct alignas(64) {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-      } config;
-      asm volatile("" : : "r"(&config) : "memory");
-      _tile_loadconfig(&config);
-    }
-    ~Session() { _tile_release(); }
-    Session(const Session&) = delete;
-    Session& operator=(const Session&) = delete;
-  };
+  using Session = TileSession;
 
   template <bool kAdd>
   static void product(int64_t m, int64_t n, int64_t k, const bf16* a, int64_t lda, const bf16* b, int64_t ldb,
@@ -232,16 +215,23 @@ struct AmxEngine {
     asm volatile("" : : : "memory");
   }
 
-  static void load_rows(bf16* dst, const bf16* src, int64_t stride, int64_t rows, int64_t padded_rows,
+  static bool load_rows(bf16* dst, const bf16* src, int64_t stride, int64_t rows, int64_t padded_rows,
                         int64_t cols, int64_t padded_cols) {
+    const __m512i exponent = _mm512_set1_epi16(0x7F80);
+    __mmask32 bad = 0;
     for (int64_t r = 0; r < rows; ++r, dst += padded_cols) {
       const bf16* from = src + r * stride;
       int64_t c = 0;
-      for (; c + 32 <= cols; c += 32) _mm512_storeu_si512(dst + c, _mm512_loadu_si512(from + c));
-      for (; c < cols; ++c) dst[c] = from[c];
+      for (; c < cols; c += 32) {
+        const __mmask32 there = cols - c >= 32 ? ~0U : (1U << (cols - c)) - 1;
+        const __m512i x = _mm512_maskz_loadu_epi16(there, from + c);
+        bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+        _mm512_storeu_si512(dst + c, x);
+      }
       for (; c < padded_cols; ++c) dst[c] = bf16();
     }
     std::fill(dst, dst + (padded_rows - rows) * padded_cols, bf16());
+    return bad == 0;
   }
   static const bf16* as_b(bf16* space, const bf16* x, int64_t rows, int64_t cols) {
     for (int64_t r = 0; r < rows; r += 2)
@@ -265,8 +255,8 @@ struct AmxEngine {
   }
   // In B of x a word holds two rows of one column, which are neighbours in a row of the transpose.
   static const bf16* transposed_a(bf16* space, int64_t ld, const bf16* b, int64_t rows, int64_t cols) {
-    transpose(reinterpret_cast<const uint32_t*>(b), cols, reinterpret_cast<uint32_t*>(space), ld / 2, rows / 2,
-              cols);
+    transpose(reinterpret_cast<const uint32_t*>(b), cols, reinterpret_cast<uint32_t*>(space), ld / 2,
+              rows / 2, cols);
     return space;
   }
 
@@ -291,7 +281,7 @@ struct AmxEngine {
   }
 };
 
-#endif  // SPS_ATTENTION_AMX
+#endif  // SPS_AMX
 
 // C += A B without the terms for which visible(m, k, n) is false, for tiles that hold infinities or NaN: in
 // them a probability of zero is not enough to silence a masked pair. C, A and B as in Engine::product.

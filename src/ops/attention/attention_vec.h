@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ops/vec.h"  // before the intrinsics, whose warnings it turns off
+
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
