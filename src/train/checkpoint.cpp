@@ -90,6 +90,18 @@ void remove_older_rolling(const fs::path& dir, int64_t tokens) {
   }
 }
 
+// The process that was writing a file which AtomicFile has not moved to its place
+// (".config.toml.123-0.partial"); 0 for other files.
+pid_t writer_of_partial(const std::string& name) {
+  constexpr std::string_view suffix = ".partial";
+  if (!name.starts_with('.') || !name.ends_with(suffix)) return 0;
+  const std::string_view stem = std::string_view(name).substr(0, name.size() - suffix.size());
+  const std::string_view writer = stem.substr(stem.rfind('.') + 1);
+  pid_t pid = 0;
+  const auto [end, ec] = std::from_chars(writer.data(), writer.data() + writer.size(), pid);
+  return ec == std::errc() && end != writer.data() + writer.size() && *end == '-' ? pid : 0;
+}
+
 }  // namespace
 
 void save_checkpoint(const fs::path& run_dir, const Checkpoint& checkpoint) {
@@ -116,14 +128,17 @@ void save_checkpoint(const fs::path& run_dir, const Checkpoint& checkpoint) {
 }
 
 void remove_leftovers(const fs::path& run_dir) {
-  std::error_code error;
   std::vector<fs::path> leftovers;
-  for (fs::directory_iterator entry(checkpoints_dir(run_dir), error), end; !error && entry != end;
-       entry.increment(error)) {
-    // This process is not saving now: what carries its number is from an earlier one that had the same.
-    const pid_t pid = writer_of(entry->path().filename().string());
-    if (pid != 0 && (pid == ::getpid() || !runs(pid))) leftovers.push_back(entry->path());
-  }
+  const auto collect = [&](const fs::path& folder, pid_t (*writer)(const std::string&)) {
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+      // This process is not saving now: what carries its number is from an earlier one that had the same.
+      const pid_t pid = writer(entry->path().filename().string());
+      if (pid != 0 && (pid == ::getpid() || !runs(pid))) leftovers.push_back(entry->path());
+    }
+  };
+  collect(checkpoints_dir(run_dir), writer_of);
+  collect(run_dir, writer_of_partial);
   for (const fs::path& path : leftovers) {
     spdlog::info("removing {}, left by a process that was stopped while saving", path.string());
     remove_or_warn(path);

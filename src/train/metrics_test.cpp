@@ -46,6 +46,21 @@ TEST(MetricsLog, AnInterruptedRunHasEachStepOnce) {
   EXPECT_EQ(dir.count_entries(), 1u);
 }
 
+// Stopped at 50 before validating there, continued, validated, killed: the next start validates at 50 once
+// more.
+TEST(MetricsLog, AValidationThatIsRepeatedStandsOnce) {
+  const TestDir dir;
+  const auto path = dir / "metrics.jsonl";
+  {
+    MetricsLog log(path, std::nullopt);
+    log.write({{"tokens", 40}, {"val_loss", 3.0}});
+    log.write({{"tokens", 50}, {"loss", 2.5}});
+    log.write({{"tokens", 50}, {"val_loss", 2.75}});
+  }
+  { const MetricsLog log(path, 50, 40); }
+  EXPECT_EQ(read_text(path), "{\"tokens\":40,\"val_loss\":3.0}\n{\"tokens\":50,\"loss\":2.5}\n");
+}
+
 TEST(MetricsLog, ATornLineAloneIsCut) {
   const TestDir dir;
   const auto path = dir.write("metrics.jsonl", lines(0, 3) + "{\"step\":4,\"tokens\":40");

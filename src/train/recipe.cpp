@@ -56,7 +56,7 @@ bool token_count(std::string_view text, int64_t& value) {
 void apply_scale(RunConfig& c, const Scale& s) {
   c.model.layers = s.layers, c.model.d_model = s.d_model, c.model.heads = s.heads,
   // Left open where it is the number of heads, so that an override of model.heads takes it along.
-  c.model.kv_heads = s.kv_heads == s.heads ? -1 : s.kv_heads;
+      c.model.kv_heads = s.kv_heads == s.heads ? -1 : s.kv_heads;
   c.model.d_ffn = {s.d_ffn}, c.model.context = s.context;
   if (s.name == "demo") {
     // Steps of 4096 tokens; the window and the rate of the small-scale runs (docs/benchmarks.md).

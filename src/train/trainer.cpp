@@ -199,7 +199,8 @@ RunResult Trainer::run(const volatile std::sig_atomic_t* interrupted) {
     return result;
   }
 
-  MetricsLog metrics(dir / "metrics.jsonl", resumed_ ? std::optional<int64_t>(tokens()) : std::nullopt);
+  MetricsLog metrics(dir / "metrics.jsonl", resumed_ ? std::optional<int64_t>(tokens()) : std::nullopt,
+                     evaluated_tokens_);
   Progress progress(config_.name, steps * batch_tokens(), "tok", tokens());
   std::vector<double> seconds;
   Score score;
