@@ -17,7 +17,7 @@ namespace sps {
 
 namespace {
 
-constexpr int kSpins = 400;  // pauses before a waiting thread sleeps: some 10 to 20 microseconds
+constexpr int kSpins = 2000;  // pauses before a waiting thread sleeps: some 50 to 100 microseconds
 
 thread_local int index_of_this_thread = 0;
 thread_local bool inside_piece = false;

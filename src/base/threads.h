@@ -3,7 +3,7 @@
 //
 // Why not OpenMP's teams: a training step opens a few hundred short parallel regions, and between them a team either
 // spins (and starves whatever else runs on the machine, including its own late threads) or sleeps at once. These
-// threads spin for some microseconds and then sleep. OpenMP itself is held to one thread, for oneDNN's sake: a library
+// threads spin for some 50 microseconds and then sleep. OpenMP itself is held to one thread, for oneDNN's sake: a library
 // call inside a piece runs on the thread that made it.
 #pragma once
 
