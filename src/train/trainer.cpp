@@ -201,6 +201,11 @@ RunResult Trainer::run(const volatile std::sig_atomic_t* interrupted) {
 
   MetricsLog metrics(dir / "metrics.jsonl", resumed_ ? std::optional<int64_t>(tokens()) : std::nullopt,
                      evaluated_tokens_);
+  spdlog::info(
+      "{}: {} windows of {} tokens an epoch ({} tokens at its ends are left out), {} for validation ({} left "
+      "out)",
+      config_.name, sampler_->units(), final_model_.context, sampler_->dropped_tokens(), windows_->count(),
+      windows_->dropped_tokens());
   Progress progress(config_.name, steps * batch_tokens(), "tok", tokens());
   std::vector<double> seconds;
   Score score;
