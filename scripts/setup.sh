@@ -6,6 +6,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache make
   libdnnl-dev libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev
+  libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev pkg-config
   libgtest-dev libbenchmark-dev
   ca-certificates
 )

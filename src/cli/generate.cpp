@@ -4,7 +4,7 @@
 #include "base/json.h"
 #include "base/threads.h"
 #include "cli/cli.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "infer/generate.h"
 #include "model/load.h"
 

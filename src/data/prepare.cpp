@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/threads.h"
 #include "data/documents.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sps {
 namespace fs = std::filesystem;

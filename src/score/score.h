@@ -6,7 +6,7 @@
 
 #include "data/sampler.h"
 #include "data/token_file.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "model/model.h"
 
 namespace sps {

@@ -13,7 +13,7 @@
 
 #include "data/batch.h"
 #include "data/sampler.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "model/model.h"
 #include "optim/adamw_optimizer.h"
 #include "score/score.h"
