@@ -35,7 +35,8 @@ struct AddedToken {
 };
 
 struct BpeModel {
-  std::vector<std::string> tokens;  // bytes of each id; empty where the id is an added token or unused
+  // Bytes of each id, for all ids; empty where the id is an added token or unused.
+  std::vector<std::string> tokens;
   std::vector<Merge> merges;
   std::vector<SplitStep> splits;
   bool whole_words = false;       // a word that is a token is not merged up from its bytes ("ignore_merges")

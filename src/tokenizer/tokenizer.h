@@ -11,29 +11,57 @@
 
 namespace sps {
 
+// What encode() does with text that spells a special token, such as "<|endoftext|>". Documents are plain:
+// their text cannot put a border between documents. Prompts may name special tokens.
+enum class SpecialText : uint8_t { plain, parsed };
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual std::string name() const = 0;
   virtual int32_t vocab_size() const = 0;  // every id is in [0, vocab_size)
   virtual int32_t eot() const = 0;  // end of text: stands after each document, never comes out of encode()
-  virtual void encode(std::string_view text, std::vector<int32_t>& ids) const = 0;  // appends
-  virtual std::string decode(std::span<const int32_t> ids) const = 0;  // bytes; special ids give none
-  virtual std::string fingerprint() const = 0;  // equal exactly when all texts give equal ids
+  virtual void encode(std::string_view text, std::vector<int32_t>& ids) const = 0;  // appends; plain
+  virtual void encode(std::string_view text, std::vector<int32_t>& ids, SpecialText special) const = 0;
+  // The bytes an id stands for; none for special ids and for numbers that are no id. Lives as long as the
+  // tokenizer.
+  virtual std::string_view token_bytes(int32_t id) const = 0;
+  std::string decode(std::span<const int32_t> ids) const;  // all their bytes
+  virtual std::string fingerprint() const = 0;             // equal exactly when all texts give equal ids
+  virtual std::string to_json() const { return ""; }       // as a tokenizer.json; empty: it needs no file
 };
 
-// Ids 0..255 are the bytes themselves, 256 is end of text.
+// Ids 0..255 are the bytes themselves, 256 is end of text. No text spells a special token.
 class ByteTokenizer final : public Tokenizer {
  public:
   std::string name() const override { return "bytes"; }
   int32_t vocab_size() const override { return 257; }
   int32_t eot() const override { return 256; }
   void encode(std::string_view text, std::vector<int32_t>& ids) const override;
-  std::string decode(std::span<const int32_t> ids) const override;
+  void encode(std::string_view text, std::vector<int32_t>& ids, SpecialText) const override {
+    encode(text, ids);
+  }
+  std::string_view token_bytes(int32_t id) const override;
   std::string fingerprint() const override;
 };
 
-// By name: "bytes". A usage error for any other.
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view name);
+struct TokenizerOptions {
+  // The added token that ends a text. Empty: the first that is there of <|endoftext|>, <|end_of_text|>,
+  // <|im_end|>,
+  // </s>.
+  std::string eot{};
+  // The pre-tokenizer's pattern, for files that do not say it: GPT-2's two files (empty: GPT-2's) and rank
+  // files.
+  std::string pattern{};
+};
+
+// "bytes", or a byte-level BPE by its files:
+//   a tokenizer.json of Hugging Face;
+//   encoder.json or vocab.json, with vocab.bpe or merges.txt beside it;
+//   a rank file of tiktoken;
+//   a folder with one of these sets.
+// Usage error if nothing of the kind is there; Error if a file is not what it should be.
+std::unique_ptr<Tokenizer> make_tokenizer(std::string_view name_or_path,
+                                          const TokenizerOptions& options = {});
 
 }  // namespace sps

@@ -1,0 +1,448 @@
+#include <functional>
+
+#include "base/json.h"
+#include "base/test_dir.h"
+#include "base/test_files.h"
+#include "tokenizer/bpe_tokenizer.h"
+#include "tokenizer/byte_alphabet.h"
+#include "tokenizer/load_gpt2_files.h"
+#include "tokenizer/load_tiktoken.h"
+#include "tokenizer/load_tokenizer_json.h"
+#include "tokenizer/test_models.h"
+
+namespace sps {
+namespace {
+
+using nlohmann::json;
+
+json byte_level(bool use_regex = true, bool prefix = false) {
+  return {
+      {"type", "ByteLevel"}, {"add_prefix_space", prefix}, {"trim_offsets", true}, {"use_regex", use_regex}};
+}
+json split(std::string_view pattern, const char* behavior = "Isolated", bool invert = false) {
+  return {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", behavior}, {"invert", invert}};
+}
+json sequence(json steps) {
+  return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
+}
+
+// A tokenizer.json with 256 bytes, "ab" (256), " ab" (257) and <|endoftext|> (258).
+json small_json() {
+  json vocab, file;
+  for (int b = 0; b < 256; ++b) vocab[to_alphabet(std::string(1, char(b)))] = b;
+  vocab["ab"] = 256;
+  vocab["\u0120ab"] = 257;
+  file["version"] = "1.0";
+  file["truncation"] = nullptr;
+  file["added_tokens"] = {
+      {{"id", 258}, {"content", "<|endoftext|>"}, {"special", true}, {"normalized", false}}};
+  file["normalizer"] = nullptr;
+  file["pre_tokenizer"] = byte_level();
+  file["post_processor"] = byte_level();
+  file["decoder"] = byte_level();
+  file["model"] = {{"type", "BPE"},          {"dropout", nullptr}, {"unk_token", nullptr},
+                   {"byte_fallback", false}, {"vocab", vocab},     {"merges", {"a b", "\u0120 ab"}},
+                   {"ignore_merges", false}};
+  return file;
+}
+
+BpeModel parsed(const json& file, const TokenizerOptions& options = {}) {
+  return parse_tokenizer_json(file.dump(), "t.json", options);
+}
+
+BpeModel small_as_model() {
+  return small_model({{"a", "b"}, {" ", "ab"}});
+}
+
+TEST(LoadTokenizerJson, Gpt2Style) {
+  EXPECT_EQ(parsed(small_json()), small_as_model());
+  json pairs = small_json();
+  pairs["model"]["merges"] = json::array({json::array({"a", "b"}), json::array({"\u0120", "ab"})});
+  EXPECT_EQ(parsed(pairs), small_as_model());
+  json in_vocab = small_json();
+  in_vocab["model"]["vocab"]["<|endoftext|>"] = 258;
+  EXPECT_EQ(parsed(in_vocab), small_as_model());
+  in_vocab["added_tokens"] = json::array();
+  EXPECT_EQ(parsed(in_vocab), small_as_model());
+}
+
+TEST(LoadTokenizerJson, OtherFamilies) {
+  struct Case {
+    const char* name;
+    std::function<void(json&)> file;
+    std::function<void(BpeModel&)> model;
+  };
+  const auto only = [](std::string_view pattern) {
+    return std::vector<SplitStep>{{SplitStep::Kind::pattern, std::string(pattern)}};
+  };
+  const SplitStep digits{SplitStep::Kind::digits, ""};
+  const std::vector<Case> cases = {
+      {"llama 3",
+       [](json& f) {
+         f["pre_tokenizer"] = sequence({split(patterns::cl100k), byte_level(false)});
+         f["model"]["ignore_merges"] = true;
+         f["post_processor"] = {{"type", "TemplateProcessing"}};
+         f["decoder"] = {{"type", "Sequence"}, {"decoders", {byte_level()}}};
+       },
+       [&](BpeModel& m) { m.splits = only(patterns::cl100k), m.whole_words = true; }},
+      {"qwen",
+       [](json& f) {
+         f["normalizer"] = {{"type", "NFC"}};
+         f["pre_tokenizer"] = sequence({split(patterns::qwen2), byte_level(false)});
+       },
+       [&](BpeModel& m) { m.splits = only(patterns::qwen2), m.nfc = true; }},
+      {"smol",
+       [](json& f) {
+         f["pre_tokenizer"] = sequence({{{"type", "Digits"}, {"individual_digits", true}}, byte_level()});
+       },
+       [&](BpeModel& m) { m.splits.insert(m.splits.begin(), digits); }},
+      {"o200k, removed and inverted",
+       [](json& f) {
+         f["pre_tokenizer"] = sequence({split(patterns::o200k, "Removed", true), byte_level(false)});
+       },
+       [&](BpeModel& m) { m.splits = only(patterns::o200k); }},
+      {"prefix space", [](json& f) { f["pre_tokenizer"] = byte_level(true, true); },
+       [](BpeModel& m) { m.prefix_space = true; }},
+      {"text, runs of digits, nested sequences",
+       [](json& f) {
+         const json text = {{"type", "Split"},
+                            {"pattern", {{"String", "a.b"}}},
+                            {"behavior", "Isolated"},
+                            {"invert", false}};
+         f["pre_tokenizer"] = sequence(
+             {sequence({text, {{"type", "Digits"}, {"individual_digits", false}}}), byte_level(false)});
+         f["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}}}};
+       },
+       [&](BpeModel& m) {
+         m.splits = only("a\\.b");
+         m.splits.push_back({SplitStep::Kind::pattern, "\\p{N}+"});
+         m.nfc = true;
+       }},
+      {"added tokens, not sorted",
+       [](json& f) {
+         f["added_tokens"].push_back({{"id", 300}, {"content", "<x>"}, {"special", true}, {"lstrip", true}});
+         f["added_tokens"].push_back({{"id", 299}, {"content", "<y>"}, {"special", false}});
+       },
+       [](BpeModel& m) {
+         m.added.push_back({"<y>", 299, false});
+         m.added.push_back({"<x>", 300, true});
+         m.tokens.resize(301);
+       }},
+      {"a gap between ids", [](json& f) { f["model"]["vocab"]["zz"] = 280; },
+       [](BpeModel& m) { m.tokens.resize(281), m.tokens[280] = "zz"; }},
+  };
+  for (const auto& [name, change_file, change_model] : cases) {
+    json file = small_json();
+    BpeModel model = small_as_model();
+    change_file(file);
+    change_model(model);
+    EXPECT_EQ(parsed(file), model) << name;
+    EXPECT_NO_THROW(BpeTokenizer{parsed(file)}) << name;
+  }
+}
+
+TEST(LoadTokenizerJson, EndOfText) {
+  json file = small_json();
+  file["added_tokens"].push_back({{"id", 259}, {"content", "</s>"}, {"special", false}});
+  EXPECT_EQ(parsed(file).eot, 258);
+  const BpeModel chosen = parsed(file, {.eot = "</s>"});
+  EXPECT_EQ(chosen.eot, 259);
+  EXPECT_TRUE(chosen.added[1].special);  // it ends texts, so no text may spell it
+  EXPECT_PRED2(mentions, error_of([&] { parsed(file, {.eot = "<eos>"}); }), "no added token '<eos>'");
+  file["added_tokens"][0]["content"] = "<|im_end|>";
+  EXPECT_EQ(parsed(file).eot, 258);
+  for (auto& token : file["added_tokens"]) token["content"] = "<" + std::to_string(int(token["id"])) + ">";
+  EXPECT_PRED2(mentions, error_of([&] { parsed(file); }), "(it has <258>, <259>); the tokenizer option eot");
+  EXPECT_EQ(parsed(file, {.eot = "<259>"}).eot, 259);
+}
+
+TEST(LoadTokenizerJson, ErrorsSayWhatIsNotSupported) {
+  struct Case {
+    const char* sentence;
+    std::function<void(json&)> change;
+  };
+  const std::vector<Case> cases = {
+      {"model.type is \"WordPiece\"; expected \"BPE\"", [](json& f) { f["model"]["type"] = "WordPiece"; }},
+      {"model.type is \"Unigram\"",
+       [](json& f) {
+         f["model"] = {{"type", "Unigram"}, {"vocab", json::array({json::array({"a", -1.5})})}};
+       }},
+      {"model.byte_fallback is true", [](json& f) { f["model"]["byte_fallback"] = true; }},
+      {"model.end_of_word_suffix is \"</w>\"", [](json& f) { f["model"]["end_of_word_suffix"] = "</w>"; }},
+      {"model.dropout is 0.1", [](json& f) { f["model"]["dropout"] = 0.1; }},
+      {"model.ignore_merges is 3; expected true or false", [](json& f) { f["model"]["ignore_merges"] = 3; }},
+      {"has no model", [](json& f) { f.erase("model"); }},
+      {"model is \"BPE\"; expected an object", [](json& f) { f["model"] = "BPE"; }},
+      {"the file is [1]; expected an object", [](json& f) { f = {1}; }},
+      {"no ByteLevel pre-tokenizer", [](json& f) { f["pre_tokenizer"] = nullptr; }},
+      {"pre_tokenizer.type is \"Metaspace\"",
+       [](json& f) {
+         f["pre_tokenizer"] = {{"type", "Metaspace"}};
+       }},
+      {"pre_tokenizer.pretokenizers[1].type is \"ByteLevel\"; expected nothing after ByteLevel",
+       [](json& f) {
+         f["pre_tokenizer"] = sequence({byte_level(), byte_level()});
+       }},
+      {"pre_tokenizer.pretokenizers[1].add_prefix_space is true",
+       [](json& f) {
+         f["pre_tokenizer"] = sequence({split("x"), byte_level(true, true)});
+       }},
+      {"behavior is \"MergedWithNext\"",
+       [](json& f) {
+         f["pre_tokenizer"] = sequence({split("x", "MergedWithNext"), byte_level()});
+       }},
+      {"behavior is \"Removed\"",
+       [](json& f) {
+         f["pre_tokenizer"] = sequence({split("x", "Removed", true), byte_level()});
+       }},
+      {"pattern is {}; expected a Regex or a String",
+       [](json& f) {
+         f["pre_tokenizer"] = sequence({split("x"), byte_level()});
+         f["pre_tokenizer"]["pretokenizers"][0]["pattern"] = json::object();
+       }},
+      {"normalizer.type is \"Lowercase\"",
+       [](json& f) {
+         f["normalizer"] = {{"type", "Lowercase"}};
+       }},
+      {"decoder.type is \"Metaspace\"",
+       [](json& f) {
+         f["decoder"] = {{"type", "Metaspace"}};
+       }},
+      {"added_tokens[1].single_word is true",
+       [](json& f) {
+         f["added_tokens"].push_back({{"id", 300}, {"content", "x"}, {"single_word", true}});
+       }},
+      {"added_tokens[0].id is -1", [](json& f) { f["added_tokens"][0]["id"] = -1; }},
+      {"added_tokens[0].id is 4294967296", [](json& f) { f["added_tokens"][0]["id"] = uint64_t{1} << 32; }},
+      {"the token '<|endoftext|>' has id 2147483647; with 259 tokens",
+       [](json& f) { f["added_tokens"][0]["id"] = INT32_MAX; }},
+      {"added_tokens[0].content is null", [](json& f) { f["added_tokens"][0].erase("content"); }},
+      {"added_tokens is 5; expected a list", [](json& f) { f["added_tokens"] = 5; }},
+      {"the token '\u2581the' is not written in GPT-2's alphabet",
+       [](json& f) { f["model"]["vocab"]["\u2581the"] = 259; }},
+      {"the token 'x2' has id 1000000; with 259 tokens",
+       [](json& f) { f["model"]["vocab"]["x2"] = 1000000; }},
+      {"two tokens have id 5", [](json& f) { f["model"]["vocab"]["x2"] = 5; }},
+      {"id of token 'ab' is not a number", [](json& f) { f["model"]["vocab"]["ab"] = "256"; }},
+      {"id of token 'ab' is not a number", [](json& f) { f["model"]["vocab"]["ab"] = -2; }},
+      {"id of token 'ab' is not a number", [](json& f) { f["model"]["vocab"]["ab"] = {1}; }},
+      {"'<|endoftext|>' is token 300 and added token 258",
+       [](json& f) { f["model"]["vocab"]["<|endoftext|>"] = 300; }},
+      {"merge 0 is 'x y', but 'xy' is no token", [](json& f) { f["model"]["merges"] = {"x y"}; }},
+      {"merge 0 is 'q ab', but 'qab' is no token", [](json& f) { f["model"]["merges"] = {"q ab"}; }},
+      {"merge 1 is 'a b c'; expected two tokens",
+       [](json& f) {
+         f["model"]["merges"] = {"a b", "a b c"};
+       }},
+      {"merge 0 is 'ab'; expected two tokens", [](json& f) { f["model"]["merges"] = {"ab"}; }},
+      {"merge 0 has 3 parts",
+       [](json& f) {
+         f["model"]["merges"] = json::array({json::array({"a", "b", "c"})});
+       }},
+      {"merge 0 is neither text nor a list", [](json& f) { f["model"]["merges"] = {7}; }},
+      {"merge 0 is neither text nor a list",
+       [](json& f) {
+         f["model"]["merges"] = json::array({json::array({"a", json::array({"b"})})});
+       }},
+  };
+  for (const auto& [sentence, change] : cases) {
+    json file = small_json();
+    change(file);
+    const std::string error = error_of([&] { parsed(file); });
+    EXPECT_PRED2(mentions, error, sentence);
+    EXPECT_TRUE(error.starts_with("t.json")) << error;
+  }
+}
+
+TEST(LoadTokenizerJson, TextThatIsNotSuchJson) {
+  const auto error = [](std::string_view text) {
+    return error_of([&] { parse_tokenizer_json(text, "t.json"); });
+  };
+  EXPECT_PRED2(mentions, error(""), "is not valid JSON");
+  EXPECT_PRED2(mentions, error("{\"model\": {\"vocab\": {\"a\": 1"),
+               "is not valid JSON: the error is at byte");
+  EXPECT_PRED2(mentions, error("{} x"), "is not valid JSON");
+  EXPECT_PRED2(mentions, error(std::string_view("{\0}", 3)), "NUL byte");
+  EXPECT_PRED2(mentions, error("{\"a\": 1e999}"), "a number is out of range");
+  EXPECT_PRED2(mentions, error("{\"a\": 1, \"a\": 2}"), "duplicate key 'a'");
+  EXPECT_PRED2(mentions, error("{\"model\": {\"vocab\": {}, \"vocab\": {}}}"), "duplicate key 'vocab'");
+  EXPECT_PRED2(mentions, error(std::string(100000, '[')), "nested more than 64 levels deep");
+  EXPECT_PRED2(mentions, error("{\"model\": {\"vocab\": {\"\xFF\": 1}}}"), "is not valid JSON");
+}
+
+// Cut anywhere, or with a byte changed, a file is an Error or a model, never anything else.
+TEST(LoadTokenizerJson, DamagedFiles) {
+  const std::string text = small_json().dump();
+  const Rng rng(3, "damage");
+  int loaded = 0;
+  for (uint64_t i = 0; i < 3000; ++i) {
+    std::string damaged = text;
+    if (i % 2 == 0) damaged.resize(rng.below(4 * i, text.size()));
+    if (!damaged.empty()) damaged[rng.below(4 * i + 1, damaged.size())] = char(rng.bits(4 * i + 2));
+    try {
+      BpeTokenizer{parse_tokenizer_json(damaged, "t.json")};
+      ++loaded;
+    } catch (const Error&) {
+    }
+  }
+  EXPECT_GT(loaded, 20);  // changes in the parts that are ignored
+}
+
+TEST(LoadGpt2Files, SmallFiles) {
+  json vocab = small_json()["model"]["vocab"];
+  vocab["<|endoftext|>"] = 258;
+  BpeModel expected = small_as_model();
+  const auto load = [&](std::string_view merges, const TokenizerOptions& options = {}) {
+    return parse_gpt2_files(vocab.dump(), "vocab.json", merges, "merges.txt", options);
+  };
+  EXPECT_EQ(load("#version: 0.2\na b\n\u0120 ab\n"), expected);
+  EXPECT_EQ(load("a b\r\n\u0120 ab"), expected);
+  expected.splits[0].pattern = patterns::qwen2;
+  EXPECT_EQ(load("a b\n\u0120 ab\n", {.pattern = std::string(patterns::qwen2)}), expected);
+
+  EXPECT_PRED2(mentions, error_of([&] { load("a b\nab\n"); }), "merges.txt, line 2: 'ab'");
+  EXPECT_PRED2(mentions, error_of([&] { load("a b\n#version\n"); }), "merges.txt, line 2");
+  EXPECT_PRED2(mentions, error_of([&] { load("a c\n"); }), "vocab.json with merges.txt: merge 0 is 'a c'");
+  EXPECT_PRED2(mentions, error_of([&] { parse_gpt2_files("[]", "v", "", "m"); }),
+               "v is not an object of tokens");
+  EXPECT_PRED2(mentions, error_of([&] { parse_gpt2_files("{}", "v", "", "m"); }), "the tokenizer option eot");
+}
+
+std::string to_base64(std::string_view bytes) {
+  static constexpr std::string_view letters =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t j = 0; j < 3; ++j)
+      bits = bits << 8 | (i + j < bytes.size() ? static_cast<unsigned char>(bytes[i + j]) : 0);
+    for (size_t j = 0; j < 4; ++j) text += i + j > bytes.size() ? '=' : letters[bits >> (18 - 6 * j) & 63];
+  }
+  return text;
+}
+
+std::string rank_file(const std::vector<std::string>& tokens) {
+  std::string text;
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (!tokens[i].empty()) text += to_base64(tokens[i]) + " " + std::to_string(i) + "\n";
+  return text;
+}
+
+TEST(LoadTiktoken, EverySplitIsAMerge) {
+  std::vector<std::string> tokens = small_model({}).tokens;
+  tokens.back() = "ab";
+  for (const char* token : {"bc", "abc", "zzz"}) tokens.push_back(token);
+  const BpeModel model = parse_tiktoken(rank_file(tokens), "r", "mine",
+                                        {.eot = "<end>", .pattern = std::string(patterns::gpt2)});
+  tokens.emplace_back();  // the end of text
+  EXPECT_EQ(model.tokens, tokens);
+  EXPECT_EQ(model.merges,
+            (std::vector<Merge>{{'a', 'b', 256}, {'b', 'c', 257}, {'a', 257, 258}, {256, 'c', 258}}));
+  EXPECT_EQ(model.eot, 260);
+  EXPECT_TRUE(model.whole_words);
+  const BpeTokenizer tokenizer(model);
+  EXPECT_EQ(encoded(tokenizer, "zzz"), (std::vector<int32_t>{259}));  // no merge leads there
+  EXPECT_EQ(encoded(tokenizer, "abcbc"), (std::vector<int32_t>{258, 257}));
+}
+
+TEST(LoadTiktoken, KnownNames) {
+  struct Case {
+    const char* stem;
+    std::string_view pattern;
+    int32_t eot;
+    size_t added;
+  };
+  for (const auto& [stem, pattern, eot, added] :
+       {Case{"gpt2", patterns::gpt2_tiktoken, 50256, 1}, Case{"r50k_base", patterns::gpt2_tiktoken, 50256, 1},
+        Case{"p50k_base", patterns::gpt2_tiktoken, 50256, 1},
+        Case{"cl100k_base", patterns::cl100k_tiktoken, 100257, 5},
+        Case{"o200k_base", patterns::o200k, 199999, 2}, Case{"tokenizer", patterns::cl100k, 128001, 256}}) {
+    const BpeModel model = parse_tiktoken(rank_file(small_model({}).tokens), "r", stem);
+    EXPECT_EQ(model.splits, (std::vector<SplitStep>{{SplitStep::Kind::pattern, std::string(pattern)}}))
+        << stem;
+    EXPECT_EQ(model.eot, eot) << stem;
+    EXPECT_EQ(model.added.size(), added) << stem;
+    // What is written is the same tokenizer, few tokens or not.
+    const BpeTokenizer tokenizer(model);
+    const BpeTokenizer written(parse_tokenizer_json(tokenizer.to_json(), "t"));
+    EXPECT_EQ(written.fingerprint(), tokenizer.fingerprint()) << stem;
+  }
+  const BpeModel llama = parse_tiktoken(rank_file(small_model({}).tokens), "r", "tokenizer");
+  EXPECT_EQ(llama.added[9].text, "<|eot_id|>");
+  EXPECT_EQ(llama.added[11].text, "<|reserved_special_token_3|>");
+  EXPECT_EQ(llama.added[255].text, "<|reserved_special_token_247|>");
+}
+
+TEST(LoadTiktoken, Errors) {
+  const auto error = [](std::string_view text, const char* stem = "gpt2",
+                        const TokenizerOptions& options = {}) {
+    return error_of([&] { parse_tiktoken(text, "r.tiktoken", stem, options); });
+  };
+  const std::string expected = "is not a token in base64, a space and a rank";
+  for (const char* line : {"\x0E\x05<unk>", "IQ==", "IQ== x", "IQ== -1", "IQ== 1 ", "IQ 0", "I=== 0",
+                           "IQ=a 0", "!!!! 0", "IQ== 99999999999999999999", " 0"})
+    EXPECT_PRED2(mentions, error("IQ== 0\n\n" + std::string(line)), "r.tiktoken, line 3 " + expected);
+  EXPECT_PRED2(mentions, error("IQ== 0\nIg== 0\n"), "line 2 has rank 0, which an earlier line has too");
+  EXPECT_PRED2(mentions, error("IQ== 4000000\n"), "has id 4000000");
+  EXPECT_PRED2(mentions, error(to_base64(std::string(2000, 'a')) + " 0"), "a token of 2000 bytes");
+  EXPECT_PRED2(mentions, error("IQ== 0\n", "mine"), "no rank file of the name 'mine' is known");
+  EXPECT_PRED2(mentions, error("IQ== 0\n", "mine", {.pattern = "x"}), "there must be an eot");
+  EXPECT_PRED2(mentions, error("IQ== 0\n", "gpt2", {.eot = "<x>"}), "no added token '<x>'");
+}
+
+TEST(Loaders, ThreeKindsOfFilesOfGpt2GiveTheSameIds) {
+  SPS_NEEDS_SHARED_TOKENIZER();
+  const TestDir dir;
+  const auto files = make_tokenizer((shared_tokenizer() / "encoder.json").string());
+  const BpeModel& model = dynamic_cast<const BpeTokenizer&>(*files).model();
+  const auto from_json = make_tokenizer(dir.write("tokenizer.json", files->to_json()).string());
+  const auto from_ranks = make_tokenizer(dir.write("gpt2.tiktoken", rank_file(model.tokens)).string());
+  EXPECT_EQ(from_json->fingerprint(), files->fingerprint());
+  EXPECT_EQ(from_ranks->fingerprint(), files->fingerprint());
+  for (const auto* tokenizer : {from_json.get(), from_ranks.get()}) {
+    EXPECT_EQ(tokenizer->vocab_size(), 50257);
+    EXPECT_EQ(tokenizer->eot(), 50256);
+    for (uint64_t i = 0; i < 3000; ++i) {
+      const std::string text = strange_text(i, true);
+      ASSERT_EQ(encoded(*tokenizer, text), encoded(*files, text)) << i;
+    }
+    const std::string prose = read_text(shared_tokenizer() / "MANIFEST.md");
+    EXPECT_EQ(encoded(*tokenizer, prose), encoded(*files, prose));
+  }
+}
+
+TEST(MakeTokenizer, FindsWhatIsInAFolder) {
+  const TestDir dir;
+  const std::string merges = "a b\n\u0120 ab\n";
+  json vocab = small_json()["model"]["vocab"];
+  vocab["<|endoftext|>"] = 258;
+  dir.write("all/tokenizer.json", small_json().dump());
+  dir.write("openai/encoder.json", vocab.dump());
+  dir.write("openai/vocab.bpe", merges);
+  dir.write("hf/vocab.json", vocab.dump());
+  dir.write("hf/merges.txt", merges);
+  dir.write("ranks/gpt2.tiktoken", rank_file(small_as_model().tokens));
+  for (const char* name : {"all", "all/tokenizer.json", "openai", "openai/encoder.json", "openai/vocab.bpe",
+                           "hf", "hf/vocab.json", "hf/merges.txt", "ranks", "ranks/gpt2.tiktoken"})
+    EXPECT_EQ(encoded(*make_tokenizer((dir / name).string()), "x ab"), (std::vector<int32_t>{'x', 257}))
+        << name;
+  EXPECT_EQ(make_tokenizer((dir / "hf").string())->fingerprint(),
+            make_tokenizer((dir / "all").string())->fingerprint());
+
+  const auto error = [&](std::string_view name) {
+    return error_of([&] { make_tokenizer((dir / name).string()); });
+  };
+  dir.write("alone/vocab.json", vocab.dump());
+  EXPECT_PRED2(mentions, error("alone/vocab.json"), "needs 'merges.txt' beside it");
+  EXPECT_PRED2(mentions, error("alone"), "no tokenizer is in the folder");
+  EXPECT_PRED2(mentions, error("nothing"), "no such file is there; understood are bytes, a tokenizer.json");
+  dir.write("ranks/r50k_base.tiktoken", "");
+  EXPECT_PRED2(mentions, error("ranks"), "has 2 rank files");
+  json bad = small_json();
+  bad["model"]["merges"] = {"a b", "a b"};
+  dir.write("bad/tokenizer.json", bad.dump());
+  EXPECT_PRED2(mentions, error("bad"), "bad: merge 1 joins");
+}
+
+}  // namespace
+}  // namespace sps
