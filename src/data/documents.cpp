@@ -1,32 +1,18 @@
 #include "data/documents.h"
 
 #include <glob.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "base/error.h"
-#include "base/files.h"
-#include "base/json.h"
+#include "data/document_source.h"
+#include "data/json_documents.h"
 
 namespace sps {
 namespace fs = std::filesystem;
 namespace {
-
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-constexpr const char* kExtensions[] = {".txt", ".rst", ".md", ".jsonl"};
-
-std::string lower_extension(const fs::path& path) {
-  std::string extension = path.extension().string();
-  for (char& c : extension)
-    if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
-  return extension;
-}
-
-bool known_extension(const fs::path& path) {
-  return std::find(std::begin(kExtensions), std::end(kExtensions), lower_extension(path)) !=
-         std::end(kExtensions);
-}
 
 // The known files below a folder, sorted by the bytes of their relative paths.
 std::vector<fs::path> files_below(const fs::path& folder) {
@@ -37,7 +23,7 @@ std::vector<fs::path> files_below(const fs::path& folder) {
     const fs::path& path = entry->path();
     if (path.filename().string().starts_with('.'))
       entry.disable_recursion_pending();
-    else if (known_extension(path) && entry->is_regular_file(dangling))
+    else if (is_document_name(path) && entry->is_regular_file(dangling))
       found.push_back(path.lexically_relative(folder));
     entry.increment(error);
   }
@@ -56,32 +42,17 @@ std::vector<std::string> matches(const std::string& pattern) {
   return paths;
 }
 
-// Packed files would otherwise become one long document of noise.
-void refuse_packed(const fs::path& path, std::string_view head) {
-  const std::pair<std::string_view, const char*> packed[] = {{"\x1F\x8B", "gzip"},
-                                                             {"\x28\xB5\x2F\xFD", "zstd"},
-                                                             {"PK\x03\x04", "zip"},
-                                                             {"BZh", "bzip2"},
-                                                             {"\xFD"
-                                                              "7zXZ",
-                                                              "xz"},
-                                                             {"PAR1", "Parquet"}};
-  for (const auto& [magic, name] : packed)
-    if (head.starts_with(magic))
-      fail("{} is a {} file, but plain text or .jsonl is expected: unpack it first", path.string(), name);
-}
-
-bool blank(std::string_view line) {
-  return line.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos;
-}
-
 }  // namespace
 
-DocumentReader::DocumentReader(const std::vector<std::string>& inputs, std::string text_field)
-    : text_field_(std::move(text_field)) {
-  if (inputs.empty()) usage_error("no input is given: name files, folders or patterns");
+DocumentReader::DocumentReader(const std::vector<std::string>& inputs, ReaderOptions options)
+    : options_(std::move(options)) {
+  if (inputs.empty()) usage_error("no input is given: name files, folders, patterns or - for standard input");
   for (const std::string& input : inputs) {
     std::error_code error;
+    if (input == "-") {
+      add_standard_input();
+      continue;
+    }
     if (fs::exists(input, error)) {  // first: a file may have a star in its name
       add_input(input);
       continue;
@@ -100,7 +71,8 @@ void DocumentReader::add_input(const std::string& input) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return add_file(path, input);
   const auto found = files_below(path);
-  if (found.empty()) fail("the folder {} holds no .txt, .rst, .md or .jsonl file", input);
+  if (found.empty())
+    fail("the folder {} holds no .txt, .rst, .md, .jsonl, .ndjson, .json or .parquet file", input);
   for (const fs::path& file : found) add_file(path / file, file.string());
 }
 
@@ -109,10 +81,34 @@ void DocumentReader::add_file(const fs::path& path, const std::string& id) {
   if (!fs::is_regular_file(path, error)) fail("{} is neither a regular file nor a folder", path.string());
   const fs::path canonical = fs::canonical(path, error);
   if (!error && !seen_.insert(canonical.native()).second) return;
-  const uint64_t size = fs::file_size(path, error);
-  if (error) fail("cannot read {}: {}", path.string(), error.message());
-  total_bytes_ += size;
-  files_.push_back({path, id, lower_extension(path) == ".jsonl"});
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0)
+    fail("cannot read {}: {}", path.string(), std::generic_category().message(errno));
+  const int64_t modified = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+  // "./-" so that a file of that name is not taken for standard input.
+  files_.push_back({path == "-" ? fs::path("./-") : path, id, uint64_t(status.st_size), modified});
+  total_bytes_ += files_.back().size;
+}
+
+void DocumentReader::add_standard_input() {
+  if (!seen_.insert("-").second) return;
+  struct stat status {};
+  const bool sized = ::fstat(STDIN_FILENO, &status) == 0 && S_ISREG(status.st_mode);
+  files_.push_back({"-", "stdin", sized ? uint64_t(status.st_size) : 0, 0});
+  total_bytes_ += files_.back().size;
+}
+
+DocumentReader::~DocumentReader() = default;
+
+void DocumentReader::open() {
+  if (!source_) source_ = open_source(files_[file_], options_);
+}
+
+void DocumentReader::close() {
+  finished_bytes_ += source_ && files_[file_].size == 0 ? source_->bytes_read() : files_[file_].size;
+  source_.reset();
+  ++file_;
+  record_ = 0;
 }
 
 bool DocumentReader::next(Document& document) {
@@ -124,73 +120,42 @@ bool DocumentReader::next(Document& document) {
 }
 
 bool DocumentReader::next_raw(RawDocument& raw) {
-  while (current_ < files_.size()) {
-    const File& file = files_[current_];
-    if (file.json_lines) {
-      if (next_line(raw)) return true;
-      ++current_;
-      continue;
-    }
-    raw.bytes = read_text(file.path);
-    raw.id = file.id;
-    raw.place.clear();
-    bytes_read_ += raw.bytes.size();
-    refuse_packed(file.path, raw.bytes);
-    if (raw.bytes.starts_with(kByteOrderMark)) raw.bytes.erase(0, kByteOrderMark.size());
-    ++current_;
+  for (; file_ < files_.size(); close()) {
+    open();
+    if (!source_->next(raw)) continue;
+    ++record_;
     return true;
   }
-  return false;
-}
-
-bool DocumentReader::next_line(RawDocument& raw) {
-  const File& file = files_[current_];
-  if (!stream_.is_open()) {
-    stream_.open(file.path, std::ios::binary);
-    if (!stream_) fail("cannot open {}", file.path.string());
-    line_ = 0;
-  }
-  while (std::getline(stream_, raw.bytes)) {
-    ++line_;
-    bytes_read_ += raw.bytes.size() + (stream_.eof() ? 0 : 1);
-    if (line_ == 1) {
-      refuse_packed(file.path, raw.bytes);
-      if (raw.bytes.starts_with(kByteOrderMark)) raw.bytes.erase(0, kByteOrderMark.size());
-    }
-    if (blank(raw.bytes)) continue;
-    raw.id = fmt::format("{}:{}", file.id, line_);
-    raw.place = fmt::format("{}:{}", file.path.string(), line_);
-    return true;
-  }
-  if (stream_.bad()) fail("cannot read {} after line {}", file.path.string(), line_);
-  stream_.close();
-  stream_.clear();
   return false;
 }
 
 void DocumentReader::parse(RawDocument& raw, Document& document) const {
-  document.id = raw.id;
-  const std::string& place = raw.place;
-  if (place.empty()) {
+  document.id.swap(raw.id);
+  if (raw.place.empty())
     document.text.swap(raw.bytes);
-    return;
-  }
-  nlohmann::json record = parse_json(raw.bytes, place);
-  if (!record.is_object())
-    fail("{}: a JSON object is expected, but there is a JSON {}", place, record.type_name());
-  const auto text = record.find(text_field_);
-  if (text == record.end()) {
-    std::string names;
-    for (const auto& [name, value] : record.items()) names += (names.empty() ? "" : ", ") + name;
-    fail("{}: the object has no field '{}' (its fields: {}); name the text's field with --text-field", place,
-         text_field_, names.empty() ? "none" : names);
-  }
-  if (!text->is_string())
-    fail("{}: the field '{}' should be a string, but it is a JSON {}", place, text_field_, text->type_name());
-  const auto id = record.find("id");
-  if (id != record.end() && id != text && id->is_string()) document.id = id->get<std::string>();
-  if (id != record.end() && id->is_number_integer()) document.id = id->dump();
-  document.text = std::move(text->get_ref<std::string&>());
+  else
+    parse_json_document(raw.bytes, raw.place, options_.text_field, options_.id_field, document);
+}
+
+ReaderPosition DocumentReader::position() const {
+  return {file_, record_};
+}
+
+void DocumentReader::seek(ReaderPosition to) {
+  SPS_CHECK(to.file > file_ || (to.file == file_ && to.record >= record_));
+  if (to.file > files_.size() || (to.file == files_.size() && to.record > 0))
+    fail("cannot go to record {} of input {}: there are {} inputs", to.record, to.file, files_.size());
+  while (file_ < to.file) close();
+  if (to.record == record_) return;
+  open();
+  record_ += source_->skip(to.record - record_);
+  if (record_ != to.record)
+    fail("{} has {} records, but {} of them were read before: the file has changed",
+         files_[file_].path.string(), record_, to.record);
+}
+
+uint64_t DocumentReader::bytes_read() const {
+  return finished_bytes_ + (source_ ? source_->bytes_read() : 0);
 }
 
 }  // namespace sps
