@@ -35,8 +35,9 @@ struct Outcome {
 class Program {
  public:
   // `folder` becomes its working directory.
-  Program(const std::filesystem::path& folder, const Arguments& arguments) {
-    std::vector<char*> argv{const_cast<char*>(SPS_BINARY)};
+  Program(const std::filesystem::path& folder, const Arguments& arguments,
+          const std::string& program = SPS_BINARY) {
+    std::vector<char*> argv{const_cast<char*>(program.c_str())};
     for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
     argv.push_back(nullptr);
     const std::string out = output_ / "out", err = output_ / "err";
@@ -46,7 +47,7 @@ class Program {
                        std::freopen(err.c_str(), "w", stderr) != nullptr &&
                        // Threads that spin while they wait would starve those that work on a busy machine.
                        ::setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
-    if (ready) ::execv(SPS_BINARY, argv.data());
+    if (ready) ::execv(program.c_str(), argv.data());
     ::_exit(127);
   }
   ~Program() {
@@ -77,7 +78,9 @@ class Program {
     Outcome o;
     if (WIFEXITED(raw_)) o.status = WEXITSTATUS(raw_);
     if (WIFSIGNALED(raw_)) o.signal = WTERMSIG(raw_);
-    o.out = read_text(output_ / "out"), o.err = read_text(output_ / "err");
+    // Neither is there if it was killed before it began.
+    if (std::filesystem::exists(output_ / "out")) o.out = read_text(output_ / "out");
+    if (std::filesystem::exists(output_ / "err")) o.err = read_text(output_ / "err");
     return o;
   }
 

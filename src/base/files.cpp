@@ -115,15 +115,11 @@ std::string read_text(const fs::path& path) {
 
 MappedFile::MappedFile(const fs::path& path) {
   const Fd file(open_for_reading(path));
-  *this = MappedFile(file.fd, path);
-}
-
-MappedFile::MappedFile(int fd, const fs::path& path) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0) fail("cannot read {}: {}", path.string(), reason(errno));
+  if (::fstat(file.fd, &info) != 0) fail("cannot read {}: {}", path.string(), reason(errno));
   if (!S_ISREG(info.st_mode)) fail("cannot read {}: it is not a regular file", path.string());
   if (info.st_size == 0) return;
-  void* data = ::mmap(nullptr, size_t(info.st_size), PROT_READ, MAP_SHARED, fd, 0);
+  void* data = ::mmap(nullptr, size_t(info.st_size), PROT_READ, MAP_SHARED, file.fd, 0);
   if (data == MAP_FAILED) fail("cannot map {} ({} bytes): {}", path.string(), info.st_size, reason(errno));
   data_ = static_cast<const std::byte*>(data);
   size_ = size_t(info.st_size);
@@ -186,27 +182,44 @@ void write_atomically(const fs::path& path, std::string_view text) {
   file.commit();
 }
 
-// ---- ScratchFile
+// ---- WorkFile
 
-ScratchFile::ScratchFile(fs::path folder) : folder_(std::move(folder)), fd_(open_nameless(folder_)) {
-  if (fd_ >= 0) return;
-  const fs::path temporary = temporary_beside(folder_ / "scratch");
-  fd_ = open_new(temporary);
-  if (fd_ < 0) fail("cannot write a temporary file in {}: {}", folder_.string(), reason(errno));
-  ::unlink(temporary.c_str());
+WorkFile::WorkFile(fs::path path, uint64_t keep) : path_(std::move(path)), size_(keep) {
+  Fd file(::open(path_.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666));
+  struct stat info {};
+  if (file.fd < 0 || ::fstat(file.fd, &info) != 0) fail("cannot write {}: {}", path_.string(), reason(errno));
+  if (!S_ISREG(info.st_mode)) fail("cannot write {}: it is not a regular file", path_.string());
+  if (uint64_t(info.st_size) < keep)
+    fail("{} has {} bytes, but at least {} are expected", path_.string(), info.st_size, keep);
+  if (::ftruncate(file.fd, off_t(keep)) != 0 || ::lseek(file.fd, off_t(keep), SEEK_SET) < 0)
+    fail("cannot write {}: {}", path_.string(), reason(errno));
+  fd_ = std::exchange(file.fd, -1);
 }
 
-ScratchFile::~ScratchFile() {
+WorkFile::~WorkFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void ScratchFile::write(const void* data, size_t bytes) {
-  write_all(fd_, data, bytes, folder_ / "(temporary file)");
-  written_ += bytes;
+void WorkFile::append(const void* data, size_t bytes) {
+  write_all(fd_, data, bytes, path_);
+  size_ += bytes;
 }
 
-MappedFile ScratchFile::map() const {
-  return MappedFile(fd_, folder_ / "(temporary file)");
+void WorkFile::read(uint64_t offset, void* data, size_t bytes) const {
+  SPS_CHECK(offset <= size_ && bytes <= size_ - offset);
+  char* p = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::pread(fd_, p, std::min(bytes, kPiece), off_t(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) fail("cannot read {}: {}", path_.string(), n < 0 ? reason(errno) : "it has become shorter");
+    p += n;
+    offset += uint64_t(n);
+    bytes -= size_t(n);
+  }
+}
+
+void WorkFile::sync() {
+  sync_fd(fd_, path_);
 }
 
 // ---- AppendFile

@@ -25,8 +25,6 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
  private:
-  friend class ScratchFile;
-  MappedFile(int fd, const std::filesystem::path& path);
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
 };
@@ -50,22 +48,25 @@ class AtomicFile {
   uint64_t written_ = 0;
 };
 
-// A nameless file in `folder` for data that does not fit into memory: written from front to back, then read
-// through a map. Its space is given back with the object and its maps, also when the process is killed.
-class ScratchFile {
+// A file of intermediate results that do not fit into memory, appended at its end and read anywhere. It stays
+// until somebody removes it, so that a later process can go on with it.
+class WorkFile {
  public:
-  explicit ScratchFile(std::filesystem::path folder);
-  ~ScratchFile();
-  ScratchFile(const ScratchFile&) = delete;
-  ScratchFile& operator=(const ScratchFile&) = delete;
-  void write(const void* data, size_t bytes);
-  uint64_t written() const { return written_; }
-  MappedFile map() const;  // what has been written up to now
+  // Opens or creates the file and cuts it after its first `keep` bytes; an error if it has fewer.
+  explicit WorkFile(std::filesystem::path path, uint64_t keep = 0);
+  ~WorkFile();
+  WorkFile(const WorkFile&) = delete;
+  WorkFile& operator=(const WorkFile&) = delete;
+  void append(const void* data, size_t bytes);
+  // Bytes [offset, offset + bytes), which must have been appended before. Any number of threads may read.
+  void read(uint64_t offset, void* data, size_t bytes) const;
+  uint64_t size() const { return size_; }
+  void sync();  // brings what was appended to the disk
 
  private:
-  std::filesystem::path folder_;
+  std::filesystem::path path_;
   int fd_ = -1;
-  uint64_t written_ = 0;
+  uint64_t size_ = 0;
 };
 
 void write_atomically(const std::filesystem::path& path, std::string_view text);

@@ -1,37 +1,17 @@
 #include "base/files.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstring>
 #include <fstream>
 
 #include "base/test_dir.h"
+#include "base/test_limits.h"
 
 namespace sps {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Lets no file of this process grow beyond `bytes`: what a full disk does, at a place of the test's choosing.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) {
-    old_handler_ = std::signal(SIGXFSZ, SIG_IGN);
-    getrlimit(RLIMIT_FSIZE, &old_);
-    const rlimit limit{bytes, old_.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    setrlimit(RLIMIT_FSIZE, &old_);
-    std::signal(SIGXFSZ, old_handler_);
-  }
-
- private:
-  rlimit old_{};
-  void (*old_handler_)(int) = nullptr;
-};
 
 TEST(ReadText, ReturnsTheWholeFileAndNamesAMissingOne) {
   const TestDir dir;
@@ -140,26 +120,49 @@ TEST(AtomicFile, UnwritablePathsAreErrorsThatNameThePath) {
   EXPECT_EQ(dir.count_entries(), 1u);
 }
 
-TEST(ScratchFile, HoldsWhatWasWrittenAndHasNoName) {
+TEST(WorkFile, GrowsIsReadAnywhereAndIsContinued) {
   const TestDir dir;
-  MappedFile map;
   {
-    ScratchFile scratch(dir.path());
-    EXPECT_TRUE(scratch.map().bytes().empty());
-    scratch.write("abc", 3);
-    scratch.write("def", 3);
-    EXPECT_EQ(scratch.written(), 6u);
-    EXPECT_EQ(dir.count_entries(), 0u);
-    map = scratch.map();
+    WorkFile file(dir / "w");
+    EXPECT_EQ(file.size(), 0u);
+    file.append("abc", 3);
+    file.append("defg", 4);
+    file.sync();
+    EXPECT_EQ(file.size(), 7u);
+    char got[5] = {};
+    file.read(2, got, 4);
+    EXPECT_STREQ(got, "cdef");
   }
-  ASSERT_EQ(map.bytes().size(), 6u);
-  EXPECT_EQ(std::memcmp(map.bytes().data(), "abcdef", 6), 0);
-  EXPECT_PRED2(mentions, error_of([&] { ScratchFile(dir / "none"); }), (dir / "none").string());
+  {
+    WorkFile file(dir / "w", 4);
+    file.append("XY", 2);
+    char got[3] = {};
+    file.read(3, got, 2);
+    EXPECT_STREQ(got, "dX");
+  }
+  EXPECT_EQ(read_text(dir / "w"), "abcdXY");
+  EXPECT_PRED2(mentions, error_of([&] { WorkFile(dir / "w", 7); }), "has 6 bytes");
+  EXPECT_EQ(read_text(dir / "w"), "abcdXY");
+  WorkFile(dir / "w");
+  EXPECT_EQ(read_text(dir / "w"), "");
+}
+
+TEST(WorkFile, FailuresNameThePath) {
+  const TestDir dir;
+  EXPECT_PRED2(mentions, error_of([&] { WorkFile(dir / "none/w"); }), (dir / "none/w").string());
+  EXPECT_PRED2(mentions, error_of([&] { WorkFile{dir.path()}; }), dir.path().string());
+  WorkFile file(dir / "w");
   const std::string sentence = error_of([&] {
     const FileSizeLimit limit(4096);
-    ScratchFile(dir.path()).write(std::string(10000, 'x').data(), 10000);
+    file.append(std::string(10000, 'x').data(), 10000);
   });
-  EXPECT_PRED2(mentions, sentence, dir.path().string());
+  EXPECT_PRED2(mentions, sentence, (dir / "w").string());
+  // Somebody else cuts the file.
+  WorkFile cut(dir / "c");
+  cut.append("abcd", 4);
+  fs::resize_file(dir / "c", 2);
+  char got[4];
+  EXPECT_PRED2(mentions, error_of([&] { cut.read(0, got, 4); }), "shorter");
 }
 
 TEST(AppendFile, AppendsLinesAndCutsATornOne) {

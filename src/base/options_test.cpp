@@ -178,6 +178,16 @@ TEST(Options, TomlErrorsNameFileAndLine) {
   EXPECT_EQ(error("model.layers.deep = 3").substr(0, 42), "r.toml:1: unknown key 'model.layers.deep':");
   EXPECT_EQ(error("model.layers = ").substr(0, 28), "r.toml:1 is not valid TOML: ");
   EXPECT_EQ(error("seed = 1\nseed = 2").substr(0, 28), "r.toml:2 is not valid TOML: ");
+  // On these toml++ asserts.
+  for (const char* text : {"[~", "[~model]\nlayers = 3", "[[~]]"})
+    EXPECT_EQ(error(text), "r.toml is not valid TOML") << text;
+  for (const char* text : {"\xC3\xA9 = 1", "seed = 1 \xC3\xA9", "seed \xEF\xB7\xB2 = 1"})
+    EXPECT_EQ(error(text).substr(0, 28), "r.toml:1 is not valid TOML: ") << text;
+  // Tables within tables, too many for the stack.
+  std::string deep = "a";
+  for (int i = 0; i < 200'000; ++i) deep += ".a";
+  for (const std::string& text : {deep + " = 1", "[" + deep + "]"})
+    EXPECT_EQ(error(text.c_str()), "r.toml has more than 4096 dots, which no configuration needs");
   EXPECT_EQ(usage_of([&] { t.set_from_json(3, "config.json"); }),
             "config.json is a JSON number, expected an object");
 }

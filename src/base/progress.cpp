@@ -102,7 +102,8 @@ Progress::Progress(std::string label, int64_t total, std::string unit, int64_t s
       done_(start),
       output_(std::move(output)),
       rate_(kRateWindow),
-      began_(output_.now()) {
+      began_(output_.now()),
+      shown_(began_) {
   rate_.add(began_, double(start_));
 }
 
@@ -110,14 +111,23 @@ Progress::~Progress() {
   if (line_open_) output_.write("\n");
 }
 
+// "1.20 M tok", but "1.20 MB": the unit B is one of bytes.
+std::string Progress::amount(double n, bool with_unit) const {
+  static constexpr const char* bytes[] = {"B", "kB", "MB", "GB", "TB"};
+  if (unit_ == "B") return scaled(n, 1000, bytes);
+  return human_count(n) + (with_unit ? " " + unit_ : "");
+}
+
 std::string Progress::text(std::string_view extra, bool finished) const {
   const double elapsed = output_.now() - began_;
   const double rate = finished ? (elapsed > 0 ? double(done_ - start_) / elapsed : 0) : rate_.per_second();
-  std::string line = fmt::format("{} {}", label_, human_count(double(done_)));
-  if (total_ > 0) line += fmt::format("/{}", human_count(double(total_)));
-  line += " " + unit_;
+  std::string line = label_ + " ";
+  if (total_ > 0)
+    line += fmt::format("{}/{}", amount(double(done_), false), amount(double(total_)));
+  else
+    line += amount(double(done_));
   if (total_ > 0) line += fmt::format(" {:.1f} %", 100.0 * double(done_) / double(total_));
-  if (rate > 0) line += fmt::format(" | {} {}/s", human_count(rate), unit_);
+  if (rate > 0) line += fmt::format(" | {}/s", amount(rate));
   if (finished)
     line += fmt::format(" | took {}", human_duration(elapsed));
   else if (total_ > 0 && rate > 0)
@@ -140,7 +150,9 @@ void Progress::update(int64_t done, std::string_view extra) {
   done_ = done;
   const double now = output_.now();
   rate_.add(now, double(done));
-  if (ever_shown_ && now - shown_ < (output_.terminal ? kTerminalPeriod : kPlainPeriod)) return;
+  // A terminal shows the first state at once. Elsewhere a line stays, so work that fails or ends at once has
+  // none.
+  if (output_.terminal ? ever_shown_ && now - shown_ < kTerminalPeriod : now - shown_ < kPlainPeriod) return;
   show(text(extra, false));
 }
 
@@ -154,6 +166,7 @@ void Progress::message(std::string_view text) {
 void Progress::finish(int64_t done, std::string_view extra) {
   if (std::exchange(finished_, true)) return;
   done_ = done;
+  if (!output_.terminal && !ever_shown_ && output_.now() - began_ < kPlainPeriod) return;
   show(text(extra, true));
   if (std::exchange(line_open_, false)) output_.write("\n");
 }

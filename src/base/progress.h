@@ -48,14 +48,17 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Cheap; writes at most ten times a second on a terminal and every five seconds otherwise.
+  // Cheap; writes at most ten times a second on a terminal, and otherwise every five seconds, the first time
+  // after five.
   void update(int64_t done, std::string_view extra = {});
   // Prints a message above the progress line.
   void message(std::string_view text);
-  // The last state with the time it took, always written.
+  // The last state with the time it took. Not as a plain line if that was less than five seconds: then an
+  // error that comes next, or the result, says enough.
   void finish(int64_t done, std::string_view extra = {});
 
  private:
+  std::string amount(double n, bool with_unit = true) const;
   std::string text(std::string_view extra, bool finished) const;
   void show(const std::string& line);
 
@@ -63,7 +66,7 @@ class Progress {
   int64_t total_, start_, done_;
   ProgressOutput output_;
   RollingRate rate_;
-  double began_, shown_ = 0;
+  double began_, shown_;  // the start; the last line
   bool line_open_ = false, ever_shown_ = false, finished_ = false;
 };
 

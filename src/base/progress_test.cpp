@@ -87,10 +87,39 @@ TEST(Progress, PlainLinesEveryFiveSeconds) {
   Progress progress("train", 1000, "tokens", 0, screen.output(false));
   for (int i = 0; i <= 96; ++i, screen.time += 0.125) progress.update(i, "loss 3.25");
   progress.finish(1000);
-  ASSERT_EQ(screen.writes.size(), 4u);  // at 0, 5 and 10 seconds and at the end
-  EXPECT_EQ(screen.writes[0], "train 0/1.00 k tokens 0.0 % | loss 3.25\n");
-  EXPECT_EQ(screen.writes[1], "train 40/1.00 k tokens 4.0 % | 8 tokens/s | 2 min 00 s left | loss 3.25\n");
-  EXPECT_EQ(screen.writes[3], "train 1.00 k/1.00 k tokens 100.0 % | 82.5 tokens/s | took 12.1 s\n");
+  ASSERT_EQ(screen.writes.size(), 3u);  // at 5 and 10 seconds and at the end
+  EXPECT_EQ(screen.writes[0], "train 40/1.00 k tokens 4.0 % | 8 tokens/s | 2 min 00 s left | loss 3.25\n");
+  EXPECT_EQ(screen.writes[2], "train 1.00 k/1.00 k tokens 100.0 % | 82.5 tokens/s | took 12.1 s\n");
+}
+
+TEST(Progress, WorkOfAMomentLeavesNoPlainLine) {
+  Screen screen;
+  for (const bool finishes : {false, true}) {
+    Progress progress("read", 1000, "B", 0, screen.output(false));
+    for (int i = 0; i < 49; ++i, screen.time += 0.1) progress.update(i);
+    if (finishes) progress.finish(49);
+  }
+  EXPECT_EQ(screen.all(), "");
+}
+
+TEST(Progress, BytesAreWrittenAsTheyAreUsedTo) {
+  Screen screen;
+  Progress progress("read", 30'000'000, "B", 0, screen.output(false));
+  screen.time += 5;
+  progress.update(10'000'000);
+  screen.time += 5;
+  progress.finish(30'000'000);
+  ASSERT_EQ(screen.writes.size(), 2u);
+  EXPECT_EQ(screen.writes[0], "read 10.0 MB/30.0 MB 33.3 % | 2.00 MB/s | 10.0 s left\n");
+  EXPECT_EQ(screen.writes[1], "read 30.0 MB/30.0 MB 100.0 % | 3.00 MB/s | took 10.0 s\n");
+  Progress large("read", 0, "B", 0, screen.output(false));
+  screen.time += 10;
+  large.update(30'400'000'000);
+  EXPECT_EQ(screen.writes.back(), "read 30.4 GB | 3.04 GB/s\n");
+  Progress small("read", 0, "B", 0, screen.output(false));
+  screen.time += 8;
+  small.finish(512);
+  EXPECT_EQ(screen.writes.back(), "read 512 B | 64 B/s | took 8.0 s\n");
 }
 
 TEST(Progress, TerminalRewritesOneLineThatFits) {

@@ -35,12 +35,14 @@ int run_command_line(int argc, const char* const* argv) {
   app.parse_complete_callback([&quiet] { set_up_logging(quiet); });
   app.fallthrough();
   add_prepare(app);
+  add_data(app);
   add_train(app);
   add_eval(app);
   add_generate(app);
   add_info(app);
   add_bench(app);
   add_report(app);
+  add_tokenizer(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version

@@ -12,12 +12,14 @@ namespace sps {
 int run_command_line(int argc, const char* const* argv);
 
 void add_prepare(CLI::App& app);
+void add_data(CLI::App& app);
 void add_train(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_info(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_report(CLI::App& app);
+void add_tokenizer(CLI::App& app);
 
 // A sub-command's exit status other than 0 (interrupted training).
 void set_exit_status(int status);

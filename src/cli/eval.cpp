@@ -3,6 +3,7 @@
 #include "base/progress.h"
 #include "base/threads.h"
 #include "cli/cli.h"
+#include "data/data_tokenizer.h"
 #include "model/load.h"
 #include "score/score.h"
 
@@ -39,7 +40,7 @@ void eval(const EvalArguments& args) {
     if (file.meta()->eot != config.eot || file.meta()->vocab_size > config.vocab)
       fail("{} was made for {} ids with end-of-text {}, the model has {} and {}", args.data,
            file.meta()->vocab_size, file.meta()->eot, config.vocab, config.eot);
-    tokenizer = make_tokenizer(file.meta()->tokenizer);
+    tokenizer = data_set_tokenizer(file.path().parent_path(), *file.meta());
   }
   file.set_vocab_size(config.vocab);
   const ValidationWindows windows(file, config.context, args.tokens);

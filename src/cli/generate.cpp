@@ -4,31 +4,46 @@
 #include "base/json.h"
 #include "base/threads.h"
 #include "cli/cli.h"
-#include "tokenizer/tokenizer.h"
 #include "infer/generate.h"
 #include "model/load.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sps {
 
 namespace {
 
 struct GenerateArguments {
-  std::string checkpoint, prompt, tokenizer = "bytes", dtype = "auto";
+  std::string checkpoint, prompt, tokenizer, dtype = "auto";
   GenerateOptions options;
   int threads = 0;
   bool json = false;
 };
 
+// The one that was asked for, the checkpoint's own, or bytes where the model was trained on those.
+std::unique_ptr<Tokenizer> tokenizer_for(const std::string& given, const LoadedModel& loaded) {
+  const int32_t eot = loaded.model->config().eot;
+  std::string source = given;
+  if (source.empty() && loaded.checkpoint.has_tokenizer)
+    source = (loaded.checkpoint.path / kTokenizerFile).string();
+  if (source.empty() && eot == ByteTokenizer().eot()) source = ByteTokenizer().name();
+  if (source.empty())
+    fail("{} does not come with its tokenizer: name one with --tokenizer", loaded.checkpoint.path.string());
+  auto tokenizer = make_tokenizer(source);
+  if (tokenizer->eot() != eot)
+    fail("{} was trained with the end-of-text id {}, the tokenizer '{}' has {}",
+         loaded.checkpoint.path.string(), eot, source, tokenizer->eot());
+  if (tokenizer->vocab_size() > loaded.model->config().vocab)
+    fail("{} was trained with {} ids, the tokenizer '{}' has {}", loaded.checkpoint.path.string(),
+         loaded.model->config().vocab, source, tokenizer->vocab_size());
+  return tokenizer;
+}
+
 void run_generate(GenerateArguments& args) {
   check(args.options.sampling);
   if (args.threads > 0) set_thread_count(args.threads);
   const DType dtype = compute_dtype(args.dtype);
-  const auto tokenizer = make_tokenizer(args.tokenizer);
   const LoadedModel loaded = load_model(args.checkpoint, dtype);
-  const ModelConfig& config = loaded.model->config();
-  if (tokenizer->eot() != config.eot)
-    fail("{} was trained with the end-of-text id {}, the tokenizer '{}' has {}", args.checkpoint, config.eot,
-         args.tokenizer, tokenizer->eot());
+  const auto tokenizer = tokenizer_for(args.tokenizer, loaded);
   args.options.ids = tokenizer->vocab_size();
   std::vector<int32_t> prompt;
   tokenizer->encode(args.prompt, prompt);
@@ -69,7 +84,8 @@ void add_generate(CLI::App& app) {
   cmd->add_option("--top-p", args->options.sampling.top_p, "Only the smallest set with this probability")
       ->capture_default_str();
   cmd->add_option("--seed", args->options.sampling.seed, "Seed of the draws")->capture_default_str();
-  cmd->add_option("--tokenizer", args->tokenizer, "Tokenizer: bytes")->capture_default_str();
+  cmd->add_option("--tokenizer", args->tokenizer,
+                  "bytes, or a tokenizer's file; otherwise the checkpoint's own");
   cmd->add_option("--dtype", args->dtype, "auto, bf16, f32, f64")->capture_default_str();
   cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
   cmd->add_flag("--json", args->json, "Print one JSON object");

@@ -1,7 +1,6 @@
-#include <csignal>
-
 #include "base/log.h"
 #include "base/progress.h"
+#include "base/signals.h"
 #include "base/threads.h"
 #include "cli/cli.h"
 #include "train/trainer.h"
@@ -9,14 +8,6 @@
 namespace sps {
 
 namespace {
-
-volatile std::sig_atomic_t interrupted = 0;
-
-void on_signal(int signal) {
-  // The second signal ends the process at once.
-  if (interrupted != 0) std::signal(signal, SIG_DFL);
-  interrupted = signal;
-}
 
 struct TrainArguments {
   std::string source;
@@ -45,15 +36,14 @@ void print_json(const RunConfig& config, const RunResult& r) {
 void train(const TrainArguments& args) {
   const RunConfig config = load_run_config(args.source, args.overrides);
   Trainer trainer(config);
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  const volatile std::sig_atomic_t* stop = catch_stop_signals();
   const ModelParameters& p = trainer.model().parameters();
   spdlog::info("{}: {} parameters, {}, {} threads, {} tokens in {} steps of {}, run directory {}",
                trainer.config().name, human_count(double(p.count())),
                dtype_name(trainer.model().options().compute), thread_count(),
                human_count(double(trainer.total_steps() * trainer.batch_tokens())), trainer.total_steps(),
                trainer.batch_tokens(), trainer.config().run_dir().string());
-  const RunResult result = trainer.run(&interrupted);
+  const RunResult result = trainer.run(stop);
   if (args.json) {
     print_json(trainer.config(), result);
   } else if (result.end == RunEnd::interrupted) {
@@ -65,7 +55,7 @@ void train(const TrainArguments& args) {
                human_count(double(result.tokens)), result.validation.nats_per_token(),
                result.validation.scored);
   }
-  if (result.end == RunEnd::interrupted) set_exit_status(128 + interrupted);
+  if (result.end == RunEnd::interrupted) set_exit_status(128 + *stop);
 }
 
 }  // namespace

@@ -1,139 +1,16 @@
 #include "data/prepare.h"
 
 #include <algorithm>
-#include <cmath>
-#include <exception>
 
 #include "base/error.h"
 #include "base/files.h"
-#include "base/hash.h"
 #include "base/log.h"
-#include "base/threads.h"
-#include "data/documents.h"
-#include "tokenizer/tokenizer.h"
+#include "data/data_tokenizer.h"
+#include "data/prepare_passes.h"
 
 namespace sps {
 namespace fs = std::filesystem;
 namespace {
-
-struct Record {
-  uint64_t key;           // the document's hash; later what it is ordered by
-  uint64_t begin, bytes;  // in the scratch file
-};
-
-uint64_t seeded_hash(uint64_t seed, std::string_view text) {
-  Hasher hasher;
-  hasher.update(&seed, sizeof seed);
-  hasher.update(text.data(), text.size());
-  return hasher.digest();
-}
-
-// Documents that are tokenised together, one thread each. The limits bound memory; results do not depend on
-// them.
-constexpr size_t kBatchDocuments = 1024, kBatchBytes = size_t{32} << 20, kKept = 32768;
-
-struct Slot {
-  RawDocument raw;
-  Document document;
-  uint64_t hash = 0;
-  std::vector<int32_t> ids;
-  std::vector<std::byte> packed;
-  std::exception_ptr error;
-};
-
-struct Tokenised {
-  std::vector<Record> records;
-  uint64_t empty_documents = 0;
-};
-
-Tokenised tokenise(DocumentReader& reader, const Tokenizer& tokenizer, TokenType type, uint64_t seed,
-                   ScratchFile& scratch, const std::function<void(const PrepareProgress&)>& progress) {
-  Tokenised result;
-  std::vector<Slot> slots(kBatchDocuments);
-  for (bool more = true; more;) {
-    size_t count = 0, bytes = 0;
-    while (count < kBatchDocuments && bytes < kBatchBytes && (more = reader.next_raw(slots[count].raw)))
-      bytes += slots[count++].raw.bytes.size();
-    parallel_for(int64_t(count), [&](int64_t i) {
-      Slot& slot = slots[size_t(i)];
-      try {
-        reader.parse(slot.raw, slot.document);
-        slot.ids.clear();
-        tokenizer.encode(slot.document.text, slot.ids);
-        slot.ids.push_back(tokenizer.eot());
-        slot.packed.clear();
-        pack_tokens(slot.ids, type, slot.packed);
-        slot.hash = seeded_hash(seed, slot.document.text);
-      } catch (...) {
-        slot.error = std::current_exception();
-      }
-    });
-    for (size_t i = 0; i < count; ++i) {
-      if (slots[i].error) std::rethrow_exception(slots[i].error);
-      if (slots[i].document.text.empty()) {
-        ++result.empty_documents;
-      } else {
-        result.records.push_back({slots[i].hash, scratch.written(), slots[i].packed.size()});
-        scratch.write(slots[i].packed.data(), slots[i].packed.size());
-      }
-      // A long document must not keep its memory in each slot that one ever passes through.
-      if (slots[i].raw.bytes.capacity() + slots[i].ids.capacity() > kKept) slots[i] = Slot{};
-    }
-    if (progress) progress({"tokenising", reader.bytes_read(), reader.total_bytes(), result.records.size()});
-  }
-  return result;
-}
-
-// Sorts the records by hash and returns how many of them, from the front, are for validation.
-size_t split(std::vector<Record>& records, double val_fraction) {
-  std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) {
-    return a.key != b.key ? a.key < b.key : a.bytes != b.bytes ? a.bytes < b.bytes : a.begin < b.begin;
-  });
-  const uint64_t limit = uint64_t(std::ldexp(val_fraction, 64));  // val_fraction < 1: no overflow
-  const size_t n = records.size();
-  const auto first_from = [&](uint64_t key) {
-    return size_t(std::lower_bound(records.begin(), records.end(), key,
-                                   [](const Record& r, uint64_t k) { return r.key < k; }) -
-                  records.begin());
-  };
-  size_t val = first_from(limit);
-  if (val_fraction == 0) return 0;
-  if (n == 1) {
-    spdlog::warn("there is one document only: it is for training and val.bin stays empty");
-    return 0;
-  }
-  // Copies of a text stay together where the other side still gets something.
-  if (val == 0) {
-    const uint64_t smallest = records.front().key;
-    val = smallest == UINT64_MAX ? n : first_from(smallest + 1);
-    spdlog::info(
-        "no document fell to the validation side at val_fraction {}: the one with the smallest hash goes "
-        "there",
-        val_fraction);
-  } else if (val == n) {
-    spdlog::info(
-        "all documents fell to the validation side at val_fraction {}: the one with the largest hash is for "
-        "training",
-        val_fraction);
-  }
-  if (val == n) val = first_from(records.back().key);
-  if (val == 0) val = 1;  // nothing but copies of one text
-  return val;
-}
-
-// Replaces each key by a hash that also counts the copies of one text, and sorts by it.
-void shuffle(std::span<Record> records) {
-  uint64_t copy = 0, previous = 0;
-  for (size_t i = 0; i < records.size(); ++i) {
-    copy = i > 0 && records[i].key == previous ? copy + 1 : 0;
-    previous = records[i].key;
-    const uint64_t words[2] = {previous, copy};
-    records[i].key = hash64(words, sizeof words);
-  }
-  std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) {
-    return a.key != b.key ? a.key < b.key : a.begin < b.begin;
-  });
-}
 
 bool is_there(const fs::path& path) {
   std::error_code error;
@@ -142,7 +19,8 @@ bool is_there(const fs::path& path) {
 
 // What stands in `out` already, if it may only be replaced by the same content. Refuses at once where the new
 // content cannot be the same.
-std::optional<TokenMeta> existing_data_set(const PrepareOptions& options, const Tokenizer& tokenizer) {
+std::optional<TokenMeta> existing_data_set(const PrepareOptions& options, const Tokenizer& tokenizer,
+                                           const std::string& tokenizer_text) {
   const fs::path& out = options.out;
   if (options.force) return std::nullopt;
   if (is_there(out / "meta.json")) {
@@ -160,6 +38,10 @@ std::optional<TokenMeta> existing_data_set(const PrepareOptions& options, const 
     if (old.seed != options.seed) refuse("the seed", old.seed, options.seed);
     if (old.val_fraction != options.val_fraction)
       refuse("val_fraction", old.val_fraction, options.val_fraction);
+    if (old.split_by != options.split_by)
+      refuse("a split by", split_by_name(old.split_by), split_by_name(options.split_by));
+    if (old.format != options.format)
+      refuse("the format", token_format_name(old.format), token_format_name(options.format));
     return old;
   }
   for (const char* name : {"train.bin", "val.bin"})
@@ -169,103 +51,155 @@ std::optional<TokenMeta> existing_data_set(const PrepareOptions& options, const 
           "--force to "
           "replace it",
           (out / name).string());
+  const fs::path tokenizer_path = out / kDataTokenizerFile;
+  if (!tokenizer_text.empty() && is_there(tokenizer_path) && read_text(tokenizer_path) != tokenizer_text)
+    fail("{} already exists and is another tokenizer; choose another folder or add --force to replace it",
+         tokenizer_path.string());
   return std::nullopt;
 }
 
 // Puts the three files in place. A kill in between leaves a folder that readers refuse; an error leaves what
 // was there before, or, once the first file of an existing data set is replaced, a folder that readers
 // refuse.
-void publish(const fs::path& out, TokenWriter& train, TokenWriter& val, const TokenMeta& meta) {
-  train.flush();
-  val.flush();
-  const fs::path paths[] = {out / "meta.json", out / "train.bin", out / "val.bin"};
-  const bool fresh = std::none_of(std::begin(paths), std::end(paths), is_there);
+void publish(const fs::path& out, OrderedFiles& files, const std::string& tokenizer_text,
+             const TokenMeta& meta) {
+  files.train->flush();
+  files.val->flush();
+  const fs::path meta_path = out / "meta.json", tokenizer_path = out / kDataTokenizerFile;
+  std::vector<fs::path> paths{meta_path, out / "train.bin", out / "val.bin"};
+  const bool fresh = std::none_of(paths.begin(), paths.end(), is_there);
+  if (!tokenizer_text.empty() && !is_there(tokenizer_path)) paths.push_back(tokenizer_path);
   const std::optional<std::string> old_meta =
-      is_there(paths[0]) ? std::optional(read_text(paths[0])) : std::nullopt;
+      is_there(meta_path) ? std::optional(read_text(meta_path)) : std::nullopt;
   bool replaced = false;
+  std::error_code ignored;
   mark_unfinished(out);
   try {
-    train.commit();
+    files.train->commit();
     replaced = true;
-    val.commit();
+    files.val->commit();
+    if (!tokenizer_text.empty())
+      write_atomically(tokenizer_path, tokenizer_text);
+    else if (old_meta)
+      fs::remove(tokenizer_path, ignored);  // of the data set that is replaced
     write_token_meta(out, meta);
   } catch (...) {
-    std::error_code ignored;
     if (fresh) {
       for (const fs::path& path : paths) fs::remove(path, ignored);
     } else if (!replaced) {
       if (old_meta)
-        write_atomically(paths[0], *old_meta);
+        write_atomically(meta_path, *old_meta);
       else
-        fs::remove(paths[0], ignored);
+        fs::remove(meta_path, ignored);
     }
     throw;
   }
 }
 
+TokenMeta description(const PrepareOptions& options, const Tokenizer& tokenizer,
+                      const DocumentReader& reader) {
+  TokenMeta meta;
+  meta.tokenizer = tokenizer.name();
+  meta.fingerprint = tokenizer.fingerprint();
+  meta.vocab_size = tokenizer.vocab_size();
+  meta.eot = tokenizer.eot();
+  meta.type = token_type_for(meta.vocab_size);
+  meta.format = options.format;
+  meta.seed = options.seed;
+  meta.val_fraction = options.val_fraction;
+  meta.split_by = options.split_by;
+  meta.text_field = options.text_field;
+  meta.id_field = options.id_field;
+  meta.inputs = options.inputs;
+  for (const InputFile& file : reader.input_files()) meta.files.push_back({file.path.string(), file.size});
+  return meta;
+}
+
+// What pass 1 depends on. val_fraction and the format matter in pass 2 alone.
+nlohmann::json identity_of(const TokenMeta& meta, const DocumentReader& reader) {
+  nlohmann::json files = nlohmann::json::array();
+  for (const InputFile& file : reader.input_files())
+    files.push_back({file.path.string(), file.id, file.size, file.modified});
+  return {{"tokenizer", meta.tokenizer},
+          {"fingerprint", meta.fingerprint},
+          {"seed", meta.seed},
+          {"split_by", split_by_name(meta.split_by)},
+          {"text_field", meta.text_field},
+          {"id_field", meta.id_field},
+          {"files", files}};
+}
+
+// Both passes; `meta` describes their result then.
+OrderedFiles run_passes(const PrepareOptions& options, const Tokenizer& tokenizer, DocumentReader& reader,
+                        bool resumable, PrepareWork& work, const PrepareHooks& hooks,
+                        const std::optional<TokenMeta>& old, TokenMeta& meta) {
+  if (!work.state.complete) tokenise_documents(reader, tokenizer, options, resumable, work, hooks);
+  meta.empty_documents = work.state.empty_documents;
+  if (work.state.documents == 0) {
+    work.give_up();
+    fail("there is no text in the input: {} files, {} empty documents", reader.files(), meta.empty_documents);
+  }
+  if (meta.empty_documents > 0) spdlog::info("skipped {} empty documents", meta.empty_documents);
+  OrderedFiles files = write_in_order(options, work, meta, hooks);
+  if (old && (old->train.hash != meta.train.hash || old->val.hash != meta.val.hash)) {
+    work.give_up();
+    fail(
+        "{} already holds a data set of {} training tokens with other content (the new one has {}); choose "
+        "another folder or add --force to replace it",
+        options.out.string(), old->train.tokens, meta.train.tokens);
+  }
+  return files;
+}
+
 }  // namespace
 
-TokenMeta prepare(const PrepareOptions& options,
-                  const std::function<void(const PrepareProgress&)>& progress) {
+std::optional<TokenMeta> prepare_until(const PrepareOptions& options, const volatile std::sig_atomic_t* stop,
+                                       const PrepareReport& progress) {
   if (!(options.val_fraction >= 0 && options.val_fraction < 1))
     usage_error("val_fraction is {}, but a number from 0 up to, not including, 1 is expected",
                 options.val_fraction);
   if (options.out.empty()) usage_error("no output folder is given");
   const auto tokenizer = make_tokenizer(options.tokenizer);
-  DocumentReader reader(options.inputs, options.text_field);
+  if (options.format == TokenFormat::raw && token_type_for(tokenizer->vocab_size()) != TokenType::u16)
+    usage_error("the format raw has ids of 2 bytes, but the tokenizer {} has {} ids: use sps or llmc",
+                tokenizer->name(), tokenizer->vocab_size());
+  DocumentReader reader(options.inputs, {.text_field = options.text_field, .id_field = options.id_field});
+  const auto& inputs = reader.input_files();
+  const bool resumable =
+      std::none_of(inputs.begin(), inputs.end(), [](const InputFile& f) { return f.standard_input(); });
   const bool new_folder = !is_there(options.out);
-  const auto old = existing_data_set(options, *tokenizer);
+  const std::string tokenizer_text = tokenizer->to_json();
+  const auto old = existing_data_set(options, *tokenizer, tokenizer_text);
   make_writable_directory(options.out);
 
+  TokenMeta meta = description(options, *tokenizer, reader);
+  bool finished = false;
   try {
-    TokenMeta meta;
-    meta.tokenizer = tokenizer->name();
-    meta.fingerprint = tokenizer->fingerprint();
-    meta.vocab_size = tokenizer->vocab_size();
-    meta.eot = tokenizer->eot();
-    meta.type = token_type_for(meta.vocab_size);
-    meta.seed = options.seed;
-    meta.val_fraction = options.val_fraction;
-    meta.text_field = options.text_field;
-    meta.inputs = options.inputs;
-
-    ScratchFile scratch(options.out);
-    auto [records, empty_documents] = tokenise(reader, *tokenizer, meta.type, meta.seed, scratch, progress);
-    if (records.empty())
-      fail("there is no text in the input: {} files, {} empty documents", reader.files(), empty_documents);
-    if (empty_documents > 0) spdlog::info("skipped {} empty documents", empty_documents);
-    const size_t val_documents = split(records, meta.val_fraction);
-
-    const MappedFile packed = scratch.map();
-    PrepareProgress state{"writing", 0, scratch.written(), 0};
-    const auto write = [&](TokenWriter& writer, std::span<Record> side) -> SplitMeta {
-      shuffle(side);
-      for (const Record& record : side) {
-        writer.append_bytes(packed.bytes().subspan(record.begin, record.bytes));
-        state.done += record.bytes;
-        ++state.documents;
-        if (progress && state.documents % kBatchDocuments == 0) progress(state);
-      }
-      return {writer.tokens(), side.size(), writer.hash()};
-    };
-    TokenWriter train(options.out / "train.bin", meta.type), val(options.out / "val.bin", meta.type);
-    meta.val = write(val, std::span(records).first(val_documents));
-    meta.train = write(train, std::span(records).subspan(val_documents));
-    if (progress) progress(state);
-
-    if (old && (old->train != meta.train || old->val != meta.val))
-      fail(
-          "{} already holds a data set of {} training tokens with other content (the new one has {}); choose "
-          "another "
-          "folder or add --force to replace it",
-          options.out.string(), old->train.tokens, meta.train.tokens);
-    publish(options.out, train, val, meta);
-    return meta;
+    PrepareWork work(options.out, identity_of(meta, reader));
+    if (work.saved())
+      spdlog::info("going on after {} documents that an earlier run tokenised", work.state.documents);
+    try {
+      OrderedFiles files =
+          run_passes(options, *tokenizer, reader, resumable, work, {progress, stop}, old, meta);
+      publish(options.out, files, tokenizer_text, meta);
+      work.give_up();  // it has become the data set
+      finished = true;
+    } catch (const PrepareStopped&) {
+      if (resumable && !work.saved()) work.save();
+    }
   } catch (...) {
     std::error_code ignored;
     if (new_folder) fs::remove(options.out, ignored);  // only if it is empty
     throw;
   }
+  if (finished) return meta;
+  std::error_code ignored;
+  if (new_folder) fs::remove(options.out, ignored);
+  return std::nullopt;
+}
+
+TokenMeta prepare(const PrepareOptions& options, const PrepareReport& progress) {
+  return *prepare_until(options, nullptr, progress);
 }
 
 }  // namespace sps

@@ -1,45 +1,14 @@
-#include "data/prepare.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
 
-#include "base/rng.h"
-#include "base/test_dir.h"
 #include "base/threads.h"
+#include "data/test_prepare.h"
 
 namespace sps {
 namespace {
 
 namespace fs = std::filesystem;
-using Ids = std::vector<int32_t>;
-
-PrepareOptions options_for(std::vector<std::string> inputs, const fs::path& out, double val_fraction = 0.01) {
-  PrepareOptions options;
-  options.inputs = std::move(inputs);
-  options.out = out;
-  options.val_fraction = val_fraction;
-  return options;
-}
-
-std::vector<std::string> random_texts(int count) {
-  const Rng rng(7, "texts");
-  std::vector<std::string> texts;
-  uint64_t draw = 0;
-  for (int i = 0; i < count; ++i) {
-    std::string text;
-    const uint64_t length = 1 + rng.below(draw++, 60);
-    for (uint64_t j = 0; j < length; ++j) text += char('a' + rng.below(draw++, 26));
-    texts.push_back(text);
-  }
-  return texts;
-}
-
-std::string json_lines(const std::vector<std::string>& texts) {
-  std::string lines;
-  for (const auto& text : texts) lines += "{\"text\":\"" + text + "\"}\n";
-  return lines;
-}
 
 // The documents of a file of byte tokens, in order.
 std::vector<std::string> documents_of(const fs::path& out, std::string_view split) {
@@ -288,12 +257,101 @@ TEST(Prepare, ReportsProgressUpToTheEnd) {
     EXPECT_GE(call.done, last[call.pass].done);
     last[call.pass] = call;
   }
-  ASSERT_EQ(last.size(), 2u);
+  ASSERT_EQ(last.size(), 3u);
   for (const auto& [pass, state] : last) {
     EXPECT_EQ(state.done, state.total) << pass;
     EXPECT_EQ(state.documents, 3000u) << pass;
   }
   EXPECT_EQ(last["tokenising"].total, fs::file_size(dir / "a.jsonl"));
+}
+
+// Sorting in runs on the disk gives what sorting in memory gives.
+TEST(Prepare, AnyMemoryForSortingGivesTheSameBytes) {
+  const TestDir dir;
+  auto texts = random_texts(500);
+  dir.write("a.jsonl", json_lines(texts));
+  PrepareOptions options = options_for({dir / "a.jsonl"}, dir / "out", 0.05);
+  options.sort_bytes = 1000;
+  const TokenMeta meta = prepare(options);
+  EXPECT_EQ(meta.train.hash, "735daf40332ff521");  // of GoldenHashes
+  EXPECT_EQ(meta.val.hash, "1e6cba0295f3e64d");
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir / "out"), fs::directory_iterator()), 3);
+}
+
+TEST(Prepare, SplittingByIdKeepsADocumentsSideWhenItsTextChanges) {
+  const TestDir dir;
+  const auto texts = random_texts(600);
+  const auto lines = [&](const std::string& more, bool reversed) {
+    std::vector<std::string> all;
+    for (size_t i = 0; i < texts.size(); ++i)
+      all.push_back(fmt::format("{{\"key\":\"d{}\",\"text\":\"{:03} {}{}\"}}\n", i, i, texts[i], more));
+    if (reversed) std::reverse(all.begin(), all.end());
+    std::string joined;
+    for (const auto& line : all) joined += line;
+    return joined;
+  };
+  const auto run = [&](const std::string& name, const std::string& more, bool reversed) {
+    PrepareOptions options =
+        options_for({dir.write(name + ".jsonl", lines(more, reversed))}, dir / name, 0.2);
+    options.split_by = SplitBy::id;
+    options.id_field = "key";
+    return prepare(options);
+  };
+  const TokenMeta first = run("a", "", false), edited = run("b", " edited", false),
+                  reversed = run("c", "", true);
+  EXPECT_EQ(first.split_by, SplitBy::id);
+  EXPECT_EQ(first.train, reversed.train);
+  EXPECT_EQ(first.val, reversed.val);
+  const auto numbers = [&](const std::string& name) {
+    std::vector<std::string> all;
+    for (const auto& text : documents_of(dir / name, "val")) all.push_back(text.substr(0, 3));
+    return sorted(all);
+  };
+  EXPECT_EQ(numbers("a"), numbers("b"));
+  EXPECT_GT(numbers("a").size(), 60u);
+  // By text, other texts are chosen.
+  prepare(options_for({dir / "b.jsonl"}, dir / "d", 0.2));
+  EXPECT_NE(numbers("d"), numbers("b"));
+}
+
+TEST(Prepare, FormatsForOtherPrograms) {
+  const TestDir dir;
+  dir.write("a.jsonl", json_lines(random_texts(300)));
+  prepare(options_for({dir / "a.jsonl"}, dir / "sps"));
+  for (const TokenFormat format : {TokenFormat::raw, TokenFormat::llmc}) {
+    const fs::path out = dir / token_format_name(format);
+    PrepareOptions options = options_for({dir / "a.jsonl"}, out);
+    options.format = format;
+    const TokenMeta meta = prepare(options);
+    EXPECT_EQ(meta.format, format);
+    for (const char* split : {"train", "val"}) {
+      const std::string name = fmt::format("{}.bin", split), bare = read_text(dir / "sps" / name),
+                        file = read_text(out / name);
+      EXPECT_EQ(file.size(), bare.size() + (format == TokenFormat::llmc ? 1024 : 0));
+      EXPECT_TRUE(file.ends_with(bare)) << name;
+      EXPECT_EQ(documents_of(out, split), documents_of(dir / "sps", split));
+      // A copy without its description is understood as well.
+      fs::create_directory(out / "copy");
+      fs::copy_file(out / name, out / "copy" / name, fs::copy_options::overwrite_existing);
+      EXPECT_EQ(documents_of(out / "copy", split), documents_of(dir / "sps", split));
+    }
+    PrepareOptions other = options;
+    other.format = TokenFormat::sps;
+    EXPECT_PRED2(mentions, error_of([&] { prepare(other); }),
+                 fmt::format("the format {}, not sps", token_format_name(format)));
+  }
+}
+
+TEST(Prepare, DescribesItsInputs) {
+  const TestDir dir;
+  dir.write("in/a.txt", "abc");
+  dir.write("in/b.jsonl", "{\"text\":\"\"}\n{\"text\":\"de\"}\n{\"text\":\"\"}\n");
+  const TokenMeta meta = prepare(options_for({dir / "in"}, dir / "out", 0.5));
+  EXPECT_EQ(meta.empty_documents, 2u);
+  EXPECT_EQ(meta.train.text_bytes + meta.val.text_bytes, 5u);
+  EXPECT_EQ(meta.files,
+            (std::vector<InputMeta>{{(dir / "in/a.txt").string(), 3},
+                                    {(dir / "in/b.jsonl").string(), fs::file_size(dir / "in/b.jsonl")}}));
 }
 
 }  // namespace

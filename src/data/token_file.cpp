@@ -1,6 +1,7 @@
 #include "data/token_file.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -63,11 +64,25 @@ SplitMeta split_from(const nlohmann::json& root, const char* split, const fs::pa
   const auto member = [&](const char* key) {
     return Member(object, key, fmt::format("{}.{}", split, key), path);
   };
-  return {member("tokens").count(), member("documents").count(), member("hash").text()};
+  return {member("tokens").count(), member("documents").count(), member("hash").text(),
+          object.contains("text_bytes") ? member("text_bytes").count() : 0};
 }
 
 nlohmann::ordered_json split_to(const SplitMeta& split) {
-  return {{"tokens", split.tokens}, {"documents", split.documents}, {"hash", split.hash}};
+  return {{"tokens", split.tokens},
+          {"documents", split.documents},
+          {"text_bytes", split.text_bytes},
+          {"hash", split.hash}};
+}
+
+// One of a few names; the value's place in `names` is its number.
+constexpr std::string_view kFormats[] = {"sps", "raw", "llmc"}, kSplitBy[] = {"text", "id"};
+
+template <class E, size_t n>
+std::optional<E> named(std::string_view name, const std::string_view (&names)[n]) {
+  for (size_t i = 0; i < n; ++i)
+    if (names[i] == name) return E(i);
+  return std::nullopt;
 }
 
 // llm.c's header: 256 int32, of which the first three are magic number, version and token count.
@@ -77,6 +92,21 @@ struct HeadedType {
 };
 constexpr HeadedType kHeaded[] = {{20240520, 1, TokenType::u16}, {20240801, 7, TokenType::u32}};
 constexpr uint64_t kHeaderBytes = 256 * sizeof(int32_t);
+
+std::array<int32_t, 256> header_for(TokenType type, uint64_t tokens, const fs::path& path) {
+  constexpr uint64_t most = std::numeric_limits<int32_t>::max();
+  if (tokens > most)
+    fail(
+        "{}: {} tokens are to be written, but the header of llm.c can count to {}; prepare fewer documents "
+        "at a "
+        "time, or without --format llmc",
+        path.string(), tokens, most);
+  std::array<int32_t, 256> header{};
+  for (const HeadedType& headed : kHeaded)
+    if (headed.type == type) header[0] = headed.magic, header[1] = headed.version;
+  header[2] = int32_t(tokens);
+  return header;
+}
 
 template <class T>
 uint32_t copy_ids(const std::byte* from, int64_t n, int32_t* out) {
@@ -107,6 +137,21 @@ std::string_view token_type_name(TokenType type) {
   return type == TokenType::u16 ? "uint16" : "uint32";
 }
 
+std::string_view token_format_name(TokenFormat format) {
+  return kFormats[size_t(format)];
+}
+TokenFormat token_format(std::string_view name) {
+  if (const auto format = named<TokenFormat>(name, kFormats)) return *format;
+  usage_error("the format is '{}', but sps, raw or llmc is expected", name);
+}
+std::string_view split_by_name(SplitBy by) {
+  return kSplitBy[size_t(by)];
+}
+SplitBy split_by(std::string_view name) {
+  if (const auto by = named<SplitBy>(name, kSplitBy)) return *by;
+  usage_error("documents are to be split by '{}', but text or id is expected", name);
+}
+
 // ---- meta.json
 
 std::string TokenMeta::to_json() const {
@@ -115,12 +160,18 @@ std::string TokenMeta::to_json() const {
   root["tokenizer"] = {
       {"name", tokenizer}, {"fingerprint", fingerprint}, {"vocab_size", vocab_size}, {"eot", eot}};
   root["dtype"] = token_type_name(type);
+  root["format"] = token_format_name(format);
   root["train"] = split_to(train);
   root["val"] = split_to(val);
   root["seed"] = seed;
   root["val_fraction"] = val_fraction;
+  root["split_by"] = split_by_name(split_by);
   root["text_field"] = text_field;
+  root["id_field"] = id_field;
+  root["empty_documents"] = empty_documents;
   root["inputs"] = inputs;
+  root["files"] = nlohmann::ordered_json::array();
+  for (const InputMeta& file : files) root["files"].push_back({{"path", file.path}, {"bytes", file.bytes}});
   return root.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -154,6 +205,27 @@ TokenMeta TokenMeta::from_json(std::string_view text, const fs::path& path) {
   meta.val_fraction = member("val_fraction").number();
   meta.text_field = member("text_field").text();
   meta.inputs = member("inputs").texts();
+  // Newer keys.
+  if (root.contains("format")) {
+    const auto format = named<TokenFormat>(member("format").text(), kFormats);
+    member("format").expect(format.has_value(), R"("sps", "raw" or "llmc")");
+    meta.format = *format;
+  }
+  if (root.contains("split_by")) {
+    const auto by = named<SplitBy>(member("split_by").text(), kSplitBy);
+    member("split_by").expect(by.has_value(), R"("text" or "id")");
+    meta.split_by = *by;
+  }
+  if (root.contains("id_field")) meta.id_field = member("id_field").text();
+  if (root.contains("empty_documents")) meta.empty_documents = member("empty_documents").count();
+  if (root.contains("files")) {
+    const auto& files = member("files").expect(root["files"].is_array(), "a list");
+    for (const auto& entry : files) {
+      if (!entry.is_object()) member("files").expect(false, "a list of objects");
+      meta.files.push_back({Member(entry, "path", "files.path", path).text(),
+                            Member(entry, "bytes", "files.bytes", path).count()});
+    }
+  }
   return meta;
 }
 
@@ -199,28 +271,36 @@ TokenFile TokenFile::open(const fs::path& folder_or_file, std::string_view split
   file.file_ = MappedFile(file.path_);
   file.data_ = file.file_.bytes().data();
   uint64_t bytes = file.file_.bytes().size();
+  if (file.meta_) file.type_ = file.meta_->type;
 
-  if (file.meta_) {
-    const SplitMeta& described_split = name == "train.bin" ? file.meta_->train : file.meta_->val;
-    file.type_ = file.meta_->type;
-    file.vocab_size_ = file.meta_->vocab_size;
-    file.expected_hash_ = described_split.hash;
-    const uint64_t width = uint64_t(file.type_);
-    if (bytes % width != 0 || bytes / width != described_split.tokens)
-      fail("{}: has {} bytes, but meta.json says {} tokens of {} bytes", file.path_.string(), bytes,
-           described_split.tokens, width);
-  } else if (bytes >= kHeaderBytes) {
+  bool headed = false;
+  if ((!file.meta_ || file.meta_->format == TokenFormat::llmc) && bytes >= kHeaderBytes) {
     int32_t head[3];
     std::memcpy(head, file.data_, sizeof head);
-    for (const HeadedType& headed : kHeaded) {
-      if (head[0] != headed.magic || head[1] != headed.version) continue;
-      file.type_ = headed.type;
+    for (const HeadedType& type : kHeaded) {
+      if (head[0] != type.magic || head[1] != type.version) continue;
+      if (file.meta_ && file.meta_->type != type.type)
+        fail("{}: its header says tokens of {} bytes, but meta.json says {}", file.path_.string(),
+             int(type.type), int(file.meta_->type));
+      headed = true;
+      file.type_ = type.type;
       file.data_ += kHeaderBytes;
       bytes -= kHeaderBytes;
       if (head[2] < 0 || bytes != uint64_t(head[2]) * uint64_t(file.type_))
         fail("{}: its header says {} tokens of {} bytes, but {} bytes follow", file.path_.string(), head[2],
              int(file.type_), bytes);
     }
+  }
+  if (file.meta_) {
+    if (file.meta_->format == TokenFormat::llmc && !headed)
+      fail("{}: meta.json says that the header of llm.c comes first, but it does not", file.path_.string());
+    const SplitMeta& described_split = name == "train.bin" ? file.meta_->train : file.meta_->val;
+    file.vocab_size_ = file.meta_->vocab_size;
+    file.expected_hash_ = described_split.hash;
+    const uint64_t width = uint64_t(file.type_);
+    if (bytes % width != 0 || bytes / width != described_split.tokens)
+      fail("{}: has {} bytes{}, but meta.json says {} tokens of {} bytes", file.path_.string(), bytes,
+           headed ? " behind its header" : "", described_split.tokens, width);
   }
   if (bytes % uint64_t(file.type_) != 0)
     fail("{}: has {} bytes, but a whole number of {}-byte tokens is expected", file.path_.string(), bytes,
@@ -267,18 +347,30 @@ void pack_tokens(std::span<const int32_t> ids, TokenType type, std::vector<std::
     pack<uint32_t>(ids, out.data() + before);
 }
 
+TokenWriter::TokenWriter(const fs::path& path, TokenType type, uint64_t llmc_tokens)
+    : file_(path), type_(type), announced_(llmc_tokens) {
+  const auto header = header_for(type, llmc_tokens, path);
+  file_.write(header.data(), sizeof header);
+}
+
 void TokenWriter::append(std::span<const int32_t> ids) {
   const size_t before = buffer_.size();
   pack_tokens(ids, type_, buffer_);
   hasher_.update(buffer_.data() + before, buffer_.size() - before);
+  tokens_ += ids.size();
   if (buffer_.size() >= kBufferBytes) flush();
 }
 
 void TokenWriter::append_bytes(std::span<const std::byte> tokens) {
   SPS_CHECK(tokens.size() % size_t(type_) == 0);
   hasher_.update(tokens.data(), tokens.size());
-  buffer_.insert(buffer_.end(), tokens.begin(), tokens.end());
-  if (buffer_.size() >= kBufferBytes) flush();
+  tokens_ += tokens.size() / size_t(type_);
+  if (buffer_.size() + tokens.size() >= kBufferBytes) {
+    flush();
+    file_.write(tokens.data(), tokens.size());
+  } else {
+    buffer_.insert(buffer_.end(), tokens.begin(), tokens.end());
+  }
 }
 
 void TokenWriter::flush() {
@@ -287,6 +379,7 @@ void TokenWriter::flush() {
 }
 
 void TokenWriter::commit() {
+  SPS_CHECK(!announced_ || *announced_ == tokens_);
   flush();
   file_.commit();
 }

@@ -1,8 +1,10 @@
 // Token files: the ids of a corpus, ready to train on (docs/formats/token-files.md).
 //
 //   DIR/train.bin, DIR/val.bin   little-endian uint16 or uint32, nothing else
+//   DIR/tokenizer.json           the tokenizer, unless it is "bytes"
 //   DIR/meta.json                what they hold; written last, so a folder with a complete one is complete
 //
+// Where meta.json says so, a .bin starts with the header of llm.c.
 // Without meta.json a .bin is taken for uint16, unless it starts with the header of llm.c.
 #pragma once
 
@@ -25,21 +27,42 @@ inline TokenType token_type_for(int64_t vocab_size) {
   return vocab_size <= 65536 ? TokenType::u16 : TokenType::u32;
 }
 
+// How a .bin is laid out: ids alone, of 2 or 4 bytes; the same, never of 4 bytes; or after llm.c's header.
+enum class TokenFormat : uint8_t { sps, raw, llmc };
+std::string_view token_format_name(TokenFormat format);  // "sps", "raw", "llmc"
+TokenFormat token_format(std::string_view name);         // a usage error for another name
+
+// The documents' own key that decides their split: their text or their id.
+enum class SplitBy : uint8_t { text, id };
+std::string_view split_by_name(SplitBy by);  // "text", "id"
+SplitBy split_by(std::string_view name);     // a usage error for another name
+
 struct SplitMeta {
   uint64_t tokens = 0, documents = 0;
-  std::string hash;  // XXH3 of the file's bytes, 16 hexadecimal digits
+  std::string hash;         // XXH3 of the tokens' bytes, 16 hexadecimal digits
+  uint64_t text_bytes = 0;  // that the tokens stand for; 0 in files of before this was recorded
   bool operator==(const SplitMeta&) const = default;
+};
+
+struct InputMeta {
+  std::string path;
+  uint64_t bytes = 0;
+  bool operator==(const InputMeta&) const = default;
 };
 
 struct TokenMeta {
   std::string tokenizer, fingerprint;
   int32_t vocab_size = 0, eot = 0;
   TokenType type = TokenType::u16;
+  TokenFormat format = TokenFormat::sps;
   SplitMeta train, val;
   uint64_t seed = 0;
   double val_fraction = 0;
-  std::string text_field;
+  SplitBy split_by = SplitBy::text;
+  std::string text_field, id_field = "id";
+  uint64_t empty_documents = 0;  // left out
   std::vector<std::string> inputs;
+  std::vector<InputMeta> files;  // that the inputs stood for, in the order of reading
   bool operator==(const TokenMeta&) const = default;
 
   std::string to_json() const;
@@ -95,9 +118,12 @@ class TokenFile {
 class TokenWriter {
  public:
   TokenWriter(const std::filesystem::path& path, TokenType type) : file_(path), type_(type) {}
+  // With llm.c's header, which says before the first token how many will follow: commit() wants that many. An
+  // error for more than the header can say, 2^31 - 1.
+  TokenWriter(const std::filesystem::path& path, TokenType type, uint64_t llmc_tokens);
   void append(std::span<const int32_t> ids);             // each must fit the type
   void append_bytes(std::span<const std::byte> tokens);  // already in the file's type
-  uint64_t tokens() const { return (file_.written() + buffer_.size()) / uint64_t(type_); }
+  uint64_t tokens() const { return tokens_; }
   std::string hash() const { return hex(hasher_.digest()); }
   void flush();  // what is buffered, so that commit() has little left that can fail
   void commit();
@@ -105,6 +131,8 @@ class TokenWriter {
  private:
   AtomicFile file_;
   TokenType type_;
+  uint64_t tokens_ = 0;
+  std::optional<uint64_t> announced_;  // by the header
   Hasher hasher_;
   std::vector<std::byte> buffer_;
 };

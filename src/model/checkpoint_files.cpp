@@ -183,6 +183,8 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, CheckpointParts parts) {
   const bool with_optimizer = parts == CheckpointParts::all && lists(manifest, kOptimizerFile);
   check_hash(path, manifest, kConfigFile);
   check_hash(path, manifest, kWeightsFile);
+  const bool has_tokenizer = lists(manifest, kTokenizerFile);
+  if (has_tokenizer) check_hash(path, manifest, kTokenizerFile);
   if (with_optimizer) check_hash(path, manifest, kOptimizerFile);
   const fs::path config = path / kConfigFile;
   LoadedCheckpoint loaded{.path = path,
@@ -191,6 +193,7 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, CheckpointParts parts) {
                           .config = parse_json(read_text(config), config.string()),
                           .state = manifest.state,
                           .weights = SafeTensors(path / kWeightsFile),
+                          .has_tokenizer = has_tokenizer,
                           .optimizer = {}};
   if (with_optimizer) loaded.optimizer.emplace(path / kOptimizerFile);
   return loaded;

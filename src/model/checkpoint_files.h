@@ -3,6 +3,7 @@
 //
 //   runs/<name>/checkpoints/tokens-000002000289792/
 //     config.json              the resolved configuration, as OptionTable::to_json() gives it
+//     tokenizer.json           what the ids mean; absent where the ids are bytes or nobody knows
 //     weights.safetensors
 //     optimizer.safetensors    absent where there is no optimizer state
 //     state.json               trainer state; size and hash of the other files; written last
@@ -21,6 +22,7 @@
 namespace sps {
 
 inline constexpr const char* kConfigFile = "config.json";
+inline constexpr const char* kTokenizerFile = "tokenizer.json";
 inline constexpr const char* kWeightsFile = "weights.safetensors";
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 inline constexpr const char* kStateFile = "state.json";
@@ -67,6 +69,7 @@ struct LoadedCheckpoint {
   int64_t tokens = 0;
   nlohmann::json config, state;
   SafeTensors weights;
+  bool has_tokenizer = false;            // in path / kTokenizerFile
   std::optional<SafeTensors> optimizer;  // only with CheckpointParts::all, and only if it was saved
 };
 

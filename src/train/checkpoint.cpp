@@ -114,6 +114,8 @@ void save_checkpoint(const fs::path& run_dir, const Checkpoint& checkpoint) {
     const fs::path& folder = temporary.path();
     std::vector<CheckpointFile> files;
     files.push_back(write_text(folder, kConfigFile, storable_json(checkpoint.config, "the configuration")));
+    if (!checkpoint.tokenizer.empty())
+      files.push_back(write_text(folder, kTokenizerFile, checkpoint.tokenizer));
     const Metadata metadata{{"format", "sps"}};
     files.push_back({kWeightsFile, write_safetensors(folder / kWeightsFile, checkpoint.weights, metadata)});
     if (!checkpoint.optimizer.empty())

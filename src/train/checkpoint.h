@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "model/checkpoint_files.h"
@@ -18,6 +19,7 @@ struct Checkpoint {
   nlohmann::json state;                // what the trainer needs to continue; finite numbers only
   std::vector<NamedTensor> weights;    // at least one
   std::vector<NamedTensor> optimizer;  // may be empty
+  std::string tokenizer = {};          // text of tokenizer.json; may be empty
 };
 
 // Writes run_dir/checkpoints/<name>, replacing one of the same name; then removes rolling checkpoints that

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 
 #include "base/files.h"
 #include "base/test_dir.h"
+#include "base/test_limits.h"
 
 namespace sps {
 namespace {
@@ -159,24 +159,6 @@ TEST(Checkpoint, TheDocumentedExampleIsWhatIsWritten) {
     EXPECT_PRED2(mentions, page, "```json\n" + read_text(path / file) + "```") << file;
   EXPECT_PRED2(mentions, page, "```\n" + hex_dump(read_text(path / kWeightsFile)) + "```");
 }
-
-// Writing fails at `limit` bytes into any file, as it does when the disk is full.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t limit) : old_handler_(signal(SIGXFSZ, SIG_IGN)) {
-    getrlimit(RLIMIT_FSIZE, &old_);
-    const rlimit now{limit, old_.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &now);
-  }
-  ~FileSizeLimit() {
-    setrlimit(RLIMIT_FSIZE, &old_);
-    signal(SIGXFSZ, old_handler_);
-  }
-
- private:
-  rlimit old_{};
-  void (*old_handler_)(int);
-};
 
 TEST(CheckpointFaults, FullDiskLeavesThePreviousOne) {
   const TestDir dir;

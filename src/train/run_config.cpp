@@ -75,6 +75,9 @@ Schedule RunConfig::make_schedule() const {
   s.peak = optim.lr, s.final = optim.min_lr;
   s.warmup_tokens = schedule.warmup_tokens, s.decay_tokens = schedule.decay_tokens;
   s.total_tokens = train.tokens;
+  if (train.global_batch > Schedule::kMostTokens / std::max<int64_t>(1, model.context))
+    usage_error("train.global_batch = {} sequences of model.context = {} are more than {} tokens a step",
+                train.global_batch, model.context, Schedule::kMostTokens);
   s.batch_tokens = train.global_batch * model.context;
   s.validate();
   return s;

@@ -57,6 +57,8 @@ TEST(RunConfig, WrongValuesNameKeyAndValue) {
            {"train.micro_batch=64", {"train.micro_batch = 64", "train.global_batch = 16"}},
            {"train.micro_batch=0", {"train.micro_batch", "0"}},
            {"train.tokens=0", {"train.tokens", "0"}},
+           {"train.tokens=9223372036854775807", {"train.tokens", "9223372036854775807"}},
+           {"train.global_batch=9223372036854775807", {"train.global_batch = 9223372036854775807", "tokens"}},
            {"train.tokens=many", {"train.tokens", "many"}},
            {"optim.name=sgd", {"optim.name = 'sgd'", "adamw"}},
            {"optim.lr=0", {"optim.lr", "0"}},

@@ -52,6 +52,7 @@ void Trainer::save(CheckpointKind kind) {
   c.tokens = tokens();
   c.config = stored_config();
   c.state = run_state();
+  if (tokenizer_) c.tokenizer = tokenizer_->to_json();
   c.weights = named_weights(model_->parameters(), model_->store());
   c.optimizer = optimizer_->named_moments();
   save_checkpoint(config_.run_dir(), c);

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/threads.h"
+#include "data/data_tokenizer.h"
 #include "model/flops.h"
 #include "model/load.h"
 #include "ops/clip/clip.h"
@@ -80,7 +81,7 @@ void Trainer::open_data() {
   val_file_ = TokenFile::open(config_.data.dir, "val");
   if (const auto& meta = train_file_->meta()) {
     adopt_vocabulary(*meta, config_.data.dir, config_.model);
-    if (meta->tokenizer == "bytes") tokenizer_ = make_tokenizer(meta->tokenizer);
+    tokenizer_ = data_set_tokenizer(train_file_->path().parent_path(), *meta);
   }
   final_model_ = resolve(config_.model);
   config_.model = keys_of(final_model_);
@@ -192,6 +193,8 @@ RunResult Trainer::run(const volatile std::sig_atomic_t* interrupted) {
     make_writable_directory(dir);
     remove_leftovers(dir);
     write_atomically(dir / "config.toml", bind(config_).to_toml());
+    const std::string tokenizer = tokenizer_ ? tokenizer_->to_json() : "";
+    if (!tokenizer.empty()) write_atomically(dir / kTokenizerFile, tokenizer);
   }
   const int64_t steps = total_steps();
   if (step_ >= steps) {
