@@ -3,7 +3,10 @@
 #   make demo   trains four models side by side on real text and prints one table
 #   make test   builds and runs all tests
 #   make bench  measures the training step against the matrix-product ceiling and against PyTorch
-.PHONY: all demo test bench asan ubsan tidy format clean
+#   make oracles     compares tokenizers and data with tiktoken, Hugging Face's tokenizers and pyarrow (installed by pip)
+#   make bench-data  measures tokenizers and preparation, beside tiktoken and Hugging Face's tokenizers
+#   make fuzz   runs every reader of foreign files on made-up input, FUZZ_SECONDS each (needs clang)
+.PHONY: all demo test bench oracles bench-data asan ubsan fuzz tidy format clean
 
 BUILD := build
 SETUP := $(BUILD)/.setup
@@ -25,16 +28,25 @@ test: all
 bench: all
 	@scripts/bench.sh
 
+oracles: $(SETUP)
+	@scripts/oracles.sh
+
+bench-data: all
+	@scripts/bench_data.sh
+
 asan ubsan: $(SETUP)
 	cmake --preset $@
 	ninja -C $(BUILD)-$@
 	cd $(BUILD)-$@ && ctest --output-on-failure
 
+fuzz: $(SETUP)
+	@scripts/fuzz.sh
+
 tidy: $(SETUP)
 	@scripts/tidy.sh
 
 format:
-	@git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cc' 'tests/*.cpp' | xargs clang-format -i
+	@git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cc' 'tests/*.cpp' 'fuzz/*.h' 'fuzz/*.cpp' | xargs clang-format -i
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-ubsan $(BUILD)-portable
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-ubsan $(BUILD)-fuzz $(BUILD)-portable

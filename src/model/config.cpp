@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 
 #include "model/family.h"
 
@@ -87,6 +88,28 @@ bool parse_bool(std::string_view key, std::string_view text) {
 
 void positive(std::string_view key, int64_t value) {
   if (value < 1) usage_error("{} = {}: expected a positive number", key, value);
+}
+
+// Beyond any model, and small enough that products of them stay far below 2^63 and lists of blocks are short.
+void check_sizes(const ModelKeys& k) {
+  constexpr int64_t layers = 4096, width = int64_t{1} << 20, ffn = int64_t{1} << 24,
+                    rows = std::numeric_limits<int32_t>::max(), context = int64_t{1} << 30;
+  const auto at_most = [](std::string_view key, int64_t value, int64_t most) {
+    if (value > most) usage_error("{} = {}: expected at most {}", key, value, most);
+  };
+  at_most("model.layers", k.layers, layers);
+  at_most("model.state_layers", k.state_layers, layers);
+  at_most("model.pred_layers", k.pred_layers, layers);
+  at_most("model.d_model", k.d_model, width);
+  at_most("model.pred_width", k.pred_width, width);
+  at_most("model.heads", k.heads, width);
+  at_most("model.kv_heads", k.kv_heads, width);
+  at_most("model.head_dim", k.head_dim, width);
+  for (const int64_t w : k.d_ffn) at_most("model.d_ffn", w, ffn);
+  for (const int64_t w : k.pred_ffn) at_most("model.pred_ffn", w, ffn);
+  at_most("model.vocab", k.vocab, rows);
+  at_most("model.eot", k.eot, rows);
+  at_most("model.context", k.context, context);
 }
 
 std::vector<int64_t> per_block(std::string_view key, const std::vector<int64_t>& widths, int64_t layers) {
@@ -326,6 +349,7 @@ Band ModelConfig::band_px(int64_t block) const {
 
 ModelConfig resolve(const ModelKeys& keys) {
   if (keys.window < kWindowAuto) usage_error("model.window = {}: expected 0 or more, or full", keys.window);
+  check_sizes(keys);
   const ModelKeys k = apply_family(keys);
 
   ModelConfig c;

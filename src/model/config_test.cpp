@@ -179,6 +179,14 @@ TEST(Validity, Backbone) {
       {"family=standard d_ffn=576,576", {"model.d_ffn", "2 widths", "4 blocks"}},
       {"family=standard d_ffn=576,576,-1,576", {"model.d_ffn", "-1"}},
       {"family=two_tower pred_layers=2 pred_ffn=576,576,576", {"model.pred_ffn", "3 widths", "2 blocks"}},
+      // Lists of blocks and products of sizes must have room.
+      {"family=standard layers=1000000000000", {"model.layers = 1000000000000", "4096"}},
+      {"family=two_tower state_layers=4 pred_layers=1000000000000", {"model.pred_layers", "4096"}},
+      {"family=standard d_model=9223372036854775807", {"model.d_model = 9223372036854775807", "1048576"}},
+      {"family=standard head_dim=9223372036854775807", {"model.head_dim = 9223372036854775807"}},
+      {"family=two_tower pred_width=9223372036854775807", {"model.pred_width = 9223372036854775807"}},
+      {"family=standard d_ffn=576,576,576,9223372036854775807", {"model.d_ffn = 9223372036854775807"}},
+      {"family=sps eot=9223372036854775807", {"model.eot = 9223372036854775807"}},
       // Keys of another block were rotated for its attention, not for the reader's.
       {"family=free_pause read.level=final sliding_window=8 full_attention_every=4 rope_fraction=0.5",
        {"model.read.kv = state", "rope_fraction"}},

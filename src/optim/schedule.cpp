@@ -12,6 +12,8 @@ void Schedule::validate() const {
   if (!(final >= 0 && final <= peak))
     usage_error("optim.min_lr is {}, expected a number from 0 to optim.lr, which is {}", final, peak);
   if (total_tokens < 1) usage_error("train.tokens is {}, expected an integer of at least 1", total_tokens);
+  if (total_tokens > kMostTokens)
+    usage_error("train.tokens is {}, expected an integer of at most {}", total_tokens, kMostTokens);
   if (batch_tokens < 1)
     usage_error("train.global_batch makes batches of {} tokens, expected at least 1", batch_tokens);
   if (warmup_tokens < 0)

@@ -24,8 +24,11 @@ struct Schedule {
   int64_t total_tokens = 0;   // train.tokens
   int64_t batch_tokens = 1;   // of one step: train.global_batch times the context
 
-  // Usage error that names the keys, unless 0 <= final <= peak > 0, the counts are not negative, total and
-  // batch are positive, and warm-up and decay fit into the total.
+  // Of a run and of a batch, so that their sums and whole steps can be counted.
+  static constexpr int64_t kMostTokens = int64_t{1} << 60;
+
+  // Usage error that names the keys, unless 0 <= final <= peak > 0, the counts are not negative, the total is
+  // from 1 to kMostTokens, the batch is positive, and warm-up and decay fit into the total.
   void validate() const;
 
   double lr_at(int64_t tokens) const;  // `tokens`: trained before the step

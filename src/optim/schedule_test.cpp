@@ -105,6 +105,8 @@ TEST(Schedule, ErrorsNameTheKeys) {
   EXPECT_PRED2(mentions, error([](Schedule& s) { s.final = std::nan(""); }), "optim.min_lr is nan");
   EXPECT_EQ(error([](Schedule& s) { s.total_tokens = 0; }),
             "train.tokens is 0, expected an integer of at least 1");
+  EXPECT_PRED2(mentions, error([](Schedule& s) { s.total_tokens = INT64_MAX; }),
+               "expected an integer of at most 1152921504606846976");
   EXPECT_PRED2(mentions, error([](Schedule& s) { s.batch_tokens = 0; }), "train.global_batch");
   EXPECT_PRED2(mentions, error([](Schedule& s) { s.warmup_tokens = -1; }), "schedule.warmup_tokens is -1");
   EXPECT_PRED2(mentions, error([](Schedule& s) { s.decay_tokens = -1; }), "schedule.decay_tokens is -1");
