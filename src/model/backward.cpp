@@ -8,7 +8,7 @@
 #include "ops/linear/linear.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rows/rows.h"
-#include "ops/swiglu/swiglu.h"
+#include "ops/swiglu_linear/swiglu_linear.h"
 
 namespace sps {
 
@@ -139,9 +139,8 @@ void Model::backward_ffn(Walk& w, Gradients::Stream& g, int64_t b) {
 void Model::backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out,
                             Tensor d_in) {
   const Tensor dh = g_.h.cols_from(0, s.h.cols);
-  ops::linear_backward_input(ex_, d_out, weight(p.down), dh);
   ops::linear_backward_weight(ex_, d_out, s.h, grad(p.down));
-  ops::swiglu_backward(ex_, s.gate_up, dh, s.gate_up);
+  ops::swiglu_linear_backward(ex_, d_out, weight(p.down), s.gate_up, dh, s.gate_up);
   ops::linear_backward_input(ex_, s.gate_up, weight(p.gate_up), d_in);
   ops::linear_backward_weight(ex_, s.gate_up, in, grad(p.gate_up));
 }

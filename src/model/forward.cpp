@@ -10,7 +10,7 @@
 #include "ops/linear/linear.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rows/rows.h"
-#include "ops/swiglu/swiglu.h"
+#include "ops/swiglu_linear/swiglu_linear.h"
 
 namespace sps {
 
@@ -245,8 +245,7 @@ void Model::forward_ffn(Walk& w, int64_t b) {
 }
 
 void Model::forward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor out) {
-  ops::linear_forward(ex_, in, weight(p.gate_up), s.gate_up);
-  ops::swiglu_forward(ex_, s.gate_up, s.h);
+  ops::swiglu_linear_forward(ex_, in, weight(p.gate_up), s.gate_up, s.h);
   ops::linear_forward(ex_, s.h, weight(p.down), out);
 }
 
