@@ -273,7 +273,7 @@ void Model::backward_reader(ReaderActivations& r) {
   const Tensor level = state_level(r.level), dlevel = g_.level[size_t(r.level)];
   const Tensor before = g_.level_live[size_t(r.level)] ? dlevel : Tensor{};
   Tensor gain = master(params(0).read_norm), gain_grad = grad(params(0).read_norm);
-  if (readers == 1) {
+  if (r.weight.empty()) {
     ops::linear_backward_input(ex_, r.dkv, rows(weight(params(0).read_kv), 0), g_.reader_n);
     ops::linear_backward_weight(ex_, r.dkv, r.n, rows(grad(params(0).read_kv), 0));
   } else {

@@ -133,12 +133,13 @@ void Model::forward_reader(ReaderActivations& r, Tensor residual) {
   const auto params = [&](size_t n) -> const BlockParameters& { return reader_parameters(r, n); };
   const int64_t kv = 2 * tower.kv_heads * config().head_dim;
   const size_t readers = r.k.size();
-  // One reader norms with its own gain; several share rows normed with gain 1 and carry their gains in their
-  // weights.
-  ops::rmsnorm_forward(ex_, residual, {}, readers > 1 ? unit_gain_ : master(params(0).read_norm),
+  // A level's only reader norms with its own gain; several share rows normed with gain 1 and carry their
+  // gains in their weights.
+  const bool folded = !r.weight.empty();
+  ops::rmsnorm_forward(ex_, residual, {}, folded ? unit_gain_ : master(params(0).read_norm),
                        float(config().norm_eps), residual, r.n, r.rstd);
   Tensor w = weight(params(0).read_kv).rows_from(params(0).read_kv_from, kv);
-  if (readers > 1) {
+  if (folded) {
     for (size_t n = 0; n < readers; ++n)
       ops::fold_gain_forward(ex_, master(params(n).read_kv).rows_from(params(n).read_kv_from, kv),
                              master(params(n).read_norm), r.weight.rows_from(int64_t(n) * kv, kv));
