@@ -54,14 +54,11 @@ struct Store {
 
   static int64_t panel(int64_t unit, int64_t) { return unit; }
   void row(const float* const* sums, int64_t row, int64_t unit, int64_t r) const {
-    const float* from = sum_row(sums[0], r);
     T* to = c.row<T>(row) + unit * kSide;
     const int64_t cols = std::min(kSide, c.cols - unit * kSide);
-    if (cols == kSide && !accumulate) {
-      store_lanes(to, load_lanes(from, AllLanes{}), AllLanes{});
-      store_lanes(to + 16, load_lanes(from + kSumTile, AllLanes{}), AllLanes{});
-      return;
-    }
+    if constexpr (sizeof(T) == 2)
+      if (cols == kSide && !accumulate) return _mm512_storeu_si512(to, rounded_row(sums[0], r));
+    const float* from = sum_row(sums[0], r);
     for_lanes(cols, [&](int64_t i, auto mask) {
       const Lanes v = load_lanes(from + i / 16 * kSumTile, mask);
       store_lanes(to + i, accumulate ? load_lanes(to + i, mask) + v : v, mask);

@@ -15,6 +15,7 @@
 #ifdef SPS_AMX
 
 #include <algorithm>
+#include <bit>
 
 #include "base/threads.h"
 #include "ops/linear/tiles.h"
@@ -41,6 +42,16 @@ void pad_rows(const bf16* from, int64_t from_stride, int64_t rows, int64_t cols,
 // Where row r of a block of sums begins; its second half begins kSumTile later.
 inline const float* sum_row(const float* sum, int64_t r) {
   return sum + r / 16 * 2 * kSumTile + r % 16 * 16;
+}
+
+// 32 values, rounded, as one store: half a cache line at a time, the second half would often find the line
+// gone.
+inline __m512i rounded(Lanes first, Lanes second) {
+  return std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+}
+inline __m512i rounded_row(const float* sum, int64_t r) {
+  const float* from = sum_row(sum, r);
+  return rounded(_mm512_load_ps(from), _mm512_load_ps(from + kSumTile));
 }
 
 // An Epilogue says what becomes of the sums:

@@ -14,9 +14,11 @@ namespace {
 
 using namespace tiles;
 
-// Sixteen values of row r of a block of sums, rounded as if they had been stored in between.
-__m256i rounded(const float* sum, int64_t r, int64_t half) {
-  return narrow_bf16(load_lanes(sum_row(sum, r) + half * kSumTile, AllLanes{}));
+Lanes first_half(__m512i row) {
+  return widen_bf16(_mm512_castsi512_si256(row));
+}
+Lanes second_half(__m512i row) {
+  return widen_bf16(_mm512_extracti64x4_epi64(row, 1));
 }
 
 struct Forward {
@@ -26,13 +28,12 @@ struct Forward {
   int64_t panel(int64_t unit, int64_t j) const { return unit + j * (h.cols / kSide); }
   void row(const float* const* sums, int64_t row, int64_t unit, int64_t r) const {
     bf16* gate = gate_up.row<bf16>(row) + unit * kSide;
-    bf16* to = h.row<bf16>(row) + unit * kSide;
-    for (int64_t half = 0; half < 2; ++half, gate += 16, to += 16) {
-      const __m256i g = rounded(sums[0], r, half), u = rounded(sums[1], r, half);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(gate), g);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(gate + h.cols), u);
-      store_lanes(to, swiglu_lanes(widen_bf16(g), widen_bf16(u)), AllLanes{});
-    }
+    const __m512i g = rounded_row(sums[0], r), u = rounded_row(sums[1], r);
+    _mm512_storeu_si512(gate, g);
+    _mm512_storeu_si512(gate + h.cols, u);
+    _mm512_storeu_si512(
+        h.row<bf16>(row) + unit * kSide,
+        rounded(swiglu_lanes(first_half(g), first_half(u)), swiglu_lanes(second_half(g), second_half(u))));
   }
   void ahead(int64_t, int64_t) const {}
 };
@@ -46,13 +47,12 @@ struct Backward {
     const int64_t width = gate_up.cols / 2;
     const bf16* gate = gate_up.row<bf16>(row) + unit * kSide;
     bf16* to = d_gate_up.row<bf16>(row) + unit * kSide;
-    for (int64_t half = 0; half < 2; ++half, gate += 16, to += 16) {
-      const SwigluGradient d =
-          swiglu_gradient_lanes(load_lanes(gate, AllLanes{}), load_lanes(gate + width, AllLanes{}),
-                                widen_bf16(rounded(sums[0], r, half)));
-      store_lanes(to, d.gate, AllLanes{});
-      store_lanes(to + width, d.up, AllLanes{});
-    }
+    const __m512i g = _mm512_loadu_si512(gate), u = _mm512_loadu_si512(gate + width);
+    const __m512i d = rounded_row(sums[0], r);  // dh as it would have been stored
+    const SwigluGradient first = swiglu_gradient_lanes(first_half(g), first_half(u), first_half(d));
+    const SwigluGradient second = swiglu_gradient_lanes(second_half(g), second_half(u), second_half(d));
+    _mm512_storeu_si512(to, rounded(first.gate, second.gate));
+    _mm512_storeu_si512(to + width, rounded(first.up, second.up));
   }
   void ahead(int64_t row, int64_t unit) const {
     const bf16* gate = gate_up.row<bf16>(row) + unit * kSide;
