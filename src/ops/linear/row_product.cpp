@@ -26,23 +26,24 @@ void pad_block(const bf16* from, int64_t stride, int64_t rows, int64_t cols, bf1
   }
 }
 
-// Operand B of a dense block [k, n]: rows 2r and 2r+1 interleaved.
-void lay_out(const bf16* block, bf16* to) {
+// Operand B of a block [k, n]: rows 2r and 2r+1 interleaved.
+void lay_out(const bf16* block, int64_t stride, bf16* to) {
   const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
   const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
   for (int64_t r = 0; r < kSide; r += 2) {
-    const __m512i a = _mm512_load_si512(block + r * kSide), b = _mm512_load_si512(block + (r + 1) * kSide);
+    const __m512i a = _mm512_loadu_si512(block + r * stride);
+    const __m512i b = _mm512_loadu_si512(block + (r + 1) * stride);
     const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
     _mm512_store_si512(to + r * 16, _mm512_permutex2var_epi64(low, first, high));
     _mm512_store_si512(to + kTileSize + r * 16, _mm512_permutex2var_epi64(low, second, high));
   }
 }
-// Of a dense block [n, k]: a pair of neighbours in a row is a word, and the words are transposed.
-void lay_out_transposed(const bf16* block, bf16* to) {
+// Of a block [n, k] of even stride: a pair of neighbours in a row is a word, and the words are transposed.
+void lay_out_transposed(const bf16* block, int64_t stride, bf16* to) {
   const auto* words = reinterpret_cast<const uint32_t*>(block);
   auto* tiles = reinterpret_cast<uint32_t*>(to);
-  transpose_block(words, kSide / 2, tiles, 16);
-  transpose_block(words + 16 * kSide / 2, kSide / 2, tiles + kTileSize / 2, 16);
+  transpose_block(words, stride / 2, tiles, 16);
+  transpose_block(words + 16 * stride / 2, stride / 2, tiles + kTileSize / 2, 16);
 }
 
 // c (+)= the sums.
@@ -73,18 +74,18 @@ void lay_out_panels(Tensor b, bool b_transposed, int64_t panels, int64_t steps, 
   const int64_t n = b_transposed ? b.rows : b.cols, k = b_transposed ? b.cols : b.rows;
   parallel_for(panels, [&](int64_t p) {
     alignas(64) uint16_t space[kBlockSize];
-    auto* block = reinterpret_cast<bf16*>(space);
+    auto* padded = reinterpret_cast<bf16*>(space);
     const int64_t col = p * kSide, cols = std::min(kSide, n - col);
     for (int64_t s = 0; s < steps; ++s) {
       const int64_t row = s * kSide, rows = std::min(kSide, k - row);
-      bf16* at = to + (p * steps + s) * kBlockSize;
-      if (b_transposed) {
-        pad_block(b.row<bf16>(col) + row, b.stride, cols, rows, block, kSide);
-        lay_out_transposed(block, at);
-      } else {
-        pad_block(b.row<bf16>(row) + col, b.stride, rows, cols, block, kSide);
-        lay_out(block, at);
+      const bf16* block = b_transposed ? b.row<bf16>(col) + row : b.row<bf16>(row) + col;
+      int64_t stride = b.stride;
+      if (rows < kSide || cols < kSide || (b_transposed && stride % 2 != 0)) {
+        pad_block(block, stride, b_transposed ? cols : rows, b_transposed ? rows : cols, padded, kSide);
+        block = padded, stride = kSide;
       }
+      bf16* at = to + (p * steps + s) * kBlockSize;
+      b_transposed ? lay_out_transposed(block, stride, at) : lay_out(block, stride, at);
     }
   });
 }
