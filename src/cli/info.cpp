@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/error.h"
 #include "base/progress.h"
 #include "cli/cli.h"
 #include "model/describe.h"

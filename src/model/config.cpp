@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/error.h"
 #include "model/family.h"
 
 namespace sps {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "base/hash.h"
 #include "base/rng.h"
 #include "base/threads.h"

@@ -1,4 +1,5 @@
 #include "tensor/arena.h"
+#include "base/error.h"
 
 #include <sys/mman.h>
 

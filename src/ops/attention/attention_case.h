@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/threads.h"
 #include "ops/attention/attention.h"
 #include "ops/check.h"

@@ -1,6 +1,7 @@
 // Numbers: the reference against central differences, the fast code against the reference.
 #include <cstring>
 
+#include "base/error.h"
 #include "ops/attention/attention_case.h"
 
 namespace sps::ops {
