@@ -126,8 +126,6 @@ void row_statistics(const QueryStream& stream, const QueryGrad& grad, int64_t ro
   }
 }
 
-constexpr int64_t kRowsAhead = 96;  // rows to fetch per block of queries and tile of keys
-
 // A block of queries (the one at `block` of the tile at `tile` of the panel) against the keys of a run.
 struct Step {
   Run run;
@@ -170,9 +168,7 @@ void backward_piece(const AttentionShape& shape, const QueryStreams& queries, co
   [[maybe_unused]] const typename Engine::Session session;
   const int64_t hd = shape.head_dim, dim = round_up(hd, Engine::kPad), group = shape.heads / shape.kv_heads;
   const int64_t base = piece.sequence * shape.length, key_col = piece.key_head * hd;
-  std::array<Range, kMaxKeySets> used;
-  for (size_t s = 0; s < keys.size(); ++s)
-    if (keys[s].k) used[s] = keys_to_visit(shape, queries, piece, s);
+  const std::array<Range, kMaxKeySets> used = keys_of_piece(shape, queries, keys, piece);
   const auto mem = carve([&](Carver& carver) { return BackwardMemory<Engine>(carver, used, dim); });
 
   for (size_t s = 0; s < keys.size(); ++s) {
@@ -282,7 +278,7 @@ void backward_piece(const AttentionShape& shape, const QueryStreams& queries, co
                                          shape.scale * kLog2e, rows.lse + col, rows.delta + col, mem.s,
                                          mem.dp, mem.p + col, ds_a + col,
                                          mem.ds_b + offset * kPanelStride + col * Engine::kPack);
-                ahead.fetch(kRowsAhead);
+                ahead.fetch(Engine::kRowsAhead);
                 extend(key_range[col / kBlock], offset + run.k0, offset + run.k1,
                        [&](int64_t from, int64_t to) {
                          zero_block(mem.ds_b + col * Engine::kPack, from, to, Engine::kPack);
