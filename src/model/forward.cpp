@@ -159,6 +159,8 @@ Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
                 tower.kv_heads,        c.head_dim,         float(1.0 / std::sqrt(double(c.head_dim))),
                 input_.document_start, options_.skip_tiles};
   constexpr size_t kState = 0, kPred = 1, kRead = 2;  // key sets
+  // Backward past a frozen tower: its rows ask for nothing, and nobody wants its keys' gradients.
+  const bool frozen = gradients && options_.freeze.state;
 
   const auto stream = [&](StreamActivations& s, Gradients::Stream& g, size_t q) {
     const int64_t width = s.q.cols;
@@ -176,11 +178,12 @@ Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
   if (stage.state >= 0 && plan_.state[size_t(stage.state)] != Need::none) {
     StreamActivations& s = a_.state[size_t(stage.state)];
     own_keys(s, g_.x, kState);
-    if (!s.q.empty()) {
+    if (frozen) call.key_grads[kState] = {};
+    if (!s.q.empty() && !frozen) {
       stream(s, g_.x, 0);
       call.queries[0].band = {c.band_xx(stage.state), stage.pred >= 0 ? c.xp : Band::none(), Band::none()};
     }
-    if (gradients && !g_.late_kv[size_t(stage.state)].empty()) {
+    if (gradients && !frozen && !g_.late_kv[size_t(stage.state)].empty()) {
       const Tensor late = g_.late_kv[size_t(stage.state)];
       call.key_grads[kState] = {late.cols_from(0, late.cols / 2),
                                 late.cols_from(late.cols / 2, late.cols / 2), true};
@@ -198,16 +201,16 @@ Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
       call.queries[1].band = {beside ? px : Band::none(), c.pp, beside ? Band::none() : px};
       if (reader != nullptr) {
         call.keys[kRead] = {reader->k[n], reader->v[n]};
-        if (gradients) {
+        const bool head = reader == &a_.read_head;
+        if (gradients && !(head && options_.freeze.read_head)) {
           const int64_t half = reader->k[n].cols, from = int64_t(n) * 2 * half;
-          const bool head = reader == &a_.read_head;
           const Tensor d = head ? g_.read_head_kv : reader->dkv;
           call.key_grads[kRead] = {d.cols_from(from, half), d.cols_from(from + half, half), head};
         }
       } else if (!beside && !px.empty()) {
         StreamActivations& k = a_.state[size_t(level)];
         call.keys[kRead] = {k.k, k.v};
-        if (gradients) {
+        if (gradients && !frozen) {
           const Tensor late = g_.late_kv[size_t(level)];
           call.key_grads[kRead] = {late.cols_from(0, late.cols / 2),
                                    late.cols_from(late.cols / 2, late.cols / 2), true};

@@ -1,5 +1,6 @@
 // Backward: probabilities are computed again from the saved log-sum-exp. A piece owns the key gradients of
 // one key head, or the query gradients of its query heads, or both, and adds to them in a fixed order.
+#include <algorithm>
 #include <cmath>
 
 #include "ops/attention/attention_cpu.h"
@@ -291,7 +292,7 @@ void backward_piece(const AttentionShape& shape, const QueryStreams& queries, co
                     }
                   });
               }
-              if (!wanted.key_grads) continue;
+              if (!wanted.key_grads || !key_grads[s].dk) continue;
               const bool exact = !finite || !mem.finite[s][tile];
               for (int64_t k = 0; k < kTile; k += kBlock) {
                 const Range range = query_range[k / kBlock];
@@ -335,7 +336,7 @@ void backward_piece(const AttentionShape& shape, const QueryStreams& queries, co
   if (!wanted.key_grads) return;
   std::fill_n(mem.dq, kTile * dim, 0.0F);  // for keys that nothing reads
   for (size_t s = 0; s < keys.size(); ++s) {
-    if (!keys[s].k) continue;
+    if (!keys[s].k || !key_grads[s].dk) continue;
     const KeyGrad& grad = key_grads[s];
     for (int64_t j = piece.keys.begin; j < piece.keys.end; j += kTile) {
       const int64_t n = std::min(kTile, piece.keys.end - j), at = (j - used[s].begin) * dim;
@@ -365,6 +366,8 @@ void attention_backward_cpu(const AttentionShape& shape, const QueryStreams& que
   const int64_t heads = shape.batch * shape.kv_heads;
   if (heads * shape.length == 0) return;
   const Range all{0, shape.length};
+  const bool any_keys =
+      std::any_of(key_grads.begin(), key_grads.end(), [](const KeyGrad& g) { return bool(g.dk); });
   const bool together = heads >= kEnough || shape.length <= 4 * kTile;
   const std::vector<Range> parts =
       together ? std::vector<Range>{all} : cut(shape.length, std::min(kParts / heads, shape.length / 256));
@@ -377,13 +380,13 @@ void attention_backward_cpu(const AttentionShape& shape, const QueryStreams& que
     };
     if (together)
       return for_head_groups(shape, [&](int64_t head, bool next) {
-        run(head, all, all, {true, true}, next);
+        run(head, all, all, {true, any_keys}, next);
       });
     parallel_for(2 * heads * count, [&](int64_t i) {
       const Range part = parts[size_t(i / 2 % count)];
       if (i % 2 == 0)
         run(i / 2 / count, part, all, {true, false}, false);
-      else
+      else if (any_keys)
         run(i / 2 / count, all, part, {false, true}, false);
     });
   });
