@@ -12,12 +12,12 @@ import subprocess
 import sys
 
 python, rounds, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-SIZES = dict(layers=4, d_model=256, heads=4, d_ffn=768, vocab=320, context=256, batch=16, window=16)
+SIZES = dict(layers=4, d_model=256, heads=4, d_ffn=768, vocab=2112, context=256, batch=16, window=16)
 FAMILIES = {"standard": "demo_standard_1m", "sps": "demo_sps_w16_tok_1m"}
 
 
 def sps(recipe, dtype):
-    cmd = ["build/sps", "bench", "train", recipe, f"run.dtype={dtype}", "model.vocab=320", "model.eot=256",
+    cmd = ["build/sps", "bench", "train", recipe, f"run.dtype={dtype}", f"model.vocab={SIZES['vocab']}", "model.eot=2047",
            "--steps", "5", "--json"]
     return json.loads(subprocess.run(cmd, check=True, capture_output=True, text=True).stdout)
 

@@ -103,8 +103,8 @@ class Step:
             [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=1e-4,
             betas=(0.9, 0.95), fused=True)
         shape = (r["batch"], r["context"])
-        self.ids = torch.randint(0, 256, shape)
-        self.targets = torch.randint(0, 256, shape)
+        self.ids = torch.randint(0, 2047, shape)
+        self.targets = torch.randint(0, 2047, shape)
         self.bf16 = r["dtype"] == "bf16"
         for _ in range(3):
             self()

@@ -29,7 +29,8 @@ if [ ! -d "$out/text" ]; then
   mv "$out/package/usr/share/doc/python3.11/html/_sources" "$out/text"
   rm -rf "$out/package"
 fi
-[ -f "$out/data/meta.json" ] || "$sps" prepare "$out/text" --out "$out/data"
+[ -f "$out/tokenizer.json" ] || "$sps" tokenizer train "$out/text" --vocab-size 2048 --out "$out/tokenizer.json"
+[ -f "$out/data/meta.json" ] || "$sps" prepare "$out/text" --tokenizer "$out/tokenizer.json" --out "$out/data"
 
 field() { sed -n "s/.*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
 
@@ -44,8 +45,8 @@ if [ -z "$tokens" ]; then
     s=$("$sps" bench train "demo_${names[$i]}_1m" ${settings[$i]} data.dir="$out/data" --steps 5 --no-ceiling --json | field seconds_per_step)
     per_step=$(awk "BEGIN {print $per_step + $s}")
   done
-  # Steps of 4096 tokens, between 40 and 2400 (9.8 M tokens: less than one pass over the text).
-  tokens=$(awk "BEGIN {n = int($seconds / $per_step); if (n < 40) n = 40; if (n > 2400) n = 2400; print n * 4096}")
+  # Steps of 4096 tokens, between 40 and 700 (2.9 M tokens: less than one pass over the text).
+  tokens=$(awk "BEGIN {n = int($seconds / $per_step); if (n < 40) n = 40; if (n > 700) n = 700; print n * 4096}")
 fi
 echo "$tokens" >"$out/tokens"
 echo "demo: training ${#names[@]} models on $tokens tokens each"

@@ -346,5 +346,36 @@ TEST_F(EndToEnd, InfoOfARunAndOfARecipe) {
   EXPECT_PRED2(mentions, text.out, "15,360 tokens trained");
 }
 
+// Of a recipe the source tells what is frozen, of a run its own state: the source may be gone.
+TEST_F(EndToEnd, InfoCountsWhatIsFrozen) {
+  json_of(*dir_, train("source", "demo_sequential_15k"));
+  const std::string recipe = "demo_sequential_15k";
+  const Arguments frozen{"freeze.from=source", "train.seed=7"}, data{"vocab=320", "eot=256"};
+  json_of(*dir_, train("frozen", recipe) + frozen);
+  const auto whole = json_of(*dir_, Arguments{"info", recipe} + tiny_model() + data);
+  const auto planned = json_of(*dir_, Arguments{"info", recipe} + tiny_model() + data + frozen);
+  fs::remove_all(*dir_ / "source");
+  const auto run = json_of(*dir_, {"info", "frozen"});
+  const int64_t block = 4 * 32 * 32 + 3 * 32 * 48 + 2 * 32, tower = 320 * 32 + 2 * block;
+  EXPECT_EQ(whole["parameters"]["frozen"], 0);
+  for (const auto* j : {&planned, &run}) {
+    EXPECT_EQ((*j)["parameters"]["frozen"], tower);
+    EXPECT_EQ((*j)["parameters"]["total"], whole["parameters"]["total"]);
+    const auto bytes = [](const nlohmann::json& info) {
+      return info["memory"]["optimizer_bytes"].get<int64_t>();
+    };
+    EXPECT_EQ(bytes(*j), bytes(whole) - 8 * tower);
+    const auto training = [](const nlohmann::json& info) {
+      return info["flops_per_token"]["training"]["executed"].get<double>();
+    };
+    EXPECT_LT(training(*j), training(whole));
+    EXPECT_GT(training(*j), whole["flops_per_token"]["executed"]["total"].get<double>());
+  }
+  EXPECT_PRED2(mentions, sps(*dir_, {"info", "frozen"}).out, "no gradient, no moments, no update");
+  const Outcome gone = sps(*dir_, Arguments{"info", recipe} + frozen);
+  EXPECT_EQ(gone.status, 2);
+  EXPECT_PRED2(mentions, gone.err, "source does not exist");
+}
+
 }  // namespace
 }  // namespace sps

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "base/error.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/json.h"

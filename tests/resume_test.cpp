@@ -133,6 +133,25 @@ TEST_F(ResumeTest, KilledAtAnyMoment) {
   }
 }
 
+// The source goes once a checkpoint of the run itself is there.
+TEST_F(ResumeTest, KilledOnAFrozenStateTower) {
+  const std::string recipe = "demo_two_tower_2+1_15k";
+  finish(command("demo_sequential_2+1_15k", "source"));
+  const Arguments frozen{"freeze.from=source", "train.seed=7"};
+  finish(command(recipe, "whole") + frozen);
+  const Rng rng(3, recipe);
+  int killed = 0;
+  for (uint64_t i = 0; i < 4; ++i) {
+    const std::chrono::microseconds delay(rng.below(2 * i, 15000));
+    killed += kill_after(command(recipe, "killed") + frozen, "killed", 6 + rng.below(2 * i + 1, 9), delay);
+    if (latest_checkpoint(dir_ / "killed")) fs::remove_all(dir_ / "source");
+  }
+  EXPECT_GE(killed, 2) << "the run ended before it could be killed";
+  EXPECT_FALSE(fs::exists(dir_ / "source"));
+  finish(command(recipe, "killed") + frozen);
+  expect_same_runs("killed", "whole");
+}
+
 TEST_F(ResumeTest, KilledWhileSaving) {
   const std::string recipe = "demo_delayed_state_w4_15k";
   finish(command(recipe, "whole"));

@@ -1,5 +1,5 @@
 // Errors. Users cause `Error`s (a bad file, flag or key): one sentence that names the thing, the value found and
-// what was expected. Our own mistakes are SPS_CHECKs: they abort with file and line.
+// what was expected. Our own mistakes are SPS_CHECKs (check.h).
 #pragma once
 
 #include <fmt/format.h>
@@ -7,6 +7,9 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "base/check.h"
+#include "base/error.h"
 
 namespace sps {
 
@@ -33,9 +36,5 @@ template <class... Args>
 [[noreturn]] void usage_error(fmt::format_string<Args...> format, Args&&... args) {
   throw Error(ErrorKind::usage, fmt::format(format, std::forward<Args>(args)...));
 }
-
-[[noreturn]] void check_failed(const char* condition, const char* file, int line);
-
-#define SPS_CHECK(condition) ((condition) ? void(0) : ::sps::check_failed(#condition, __FILE__, __LINE__))
 
 }  // namespace sps

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/error.h"
 #include "base/json.h"
 #include "base/progress.h"
 #include "base/rng.h"

@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/error.h"
 #include "base/json.h"
 #include "base/threads.h"
 #include "cli/cli.h"

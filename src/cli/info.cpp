@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/error.h"
 #include "base/progress.h"
 #include "cli/cli.h"
 #include "model/describe.h"
@@ -23,12 +24,13 @@ struct InfoArguments {
 struct RunFlops {
   double published, required, executed;
 };
-RunFlops run_flops(const RunConfig& run, const ModelConfig& model, int64_t length) {
+RunFlops run_flops(const RunConfig& run, const ModelConfig& model, const DescribeOptions& options) {
   const auto sum = [&](const ModelConfig& c) {
-    return RunFlops{flops_published(c, length).total(), flops_required(c, length).total(),
-                    flops_executed(make_plan(c), length).total()};
+    const auto training = [&](const Flops& f) { return training_flops(f, options.freeze); };
+    return RunFlops{training(flops_published(c, options.length)), training(flops_required(c, options.length)),
+                    training(flops_executed(make_plan(c), options.length))};
   };
-  const double at = run.phase.at, tokens = 3 * double(run.train.tokens);
+  const double at = run.phase.at, tokens = double(run.train.tokens);
   const RunFlops after = sum(model), before = at > 0 ? sum(first_phase_model(model)) : after;
   const auto mix = [&](double RunFlops::*f) { return tokens * (at * before.*f + (1 - at) * after.*f); };
   return {mix(&RunFlops::published), mix(&RunFlops::required), mix(&RunFlops::executed)};
@@ -94,6 +96,7 @@ void info(InfoArguments& args) {
     model = checkpoint_model_config(checkpoint);
     run = run_of(checkpoint);
     final_model = run ? resolve(run->model) : model;
+    if (const auto frozen = frozen_state_of(checkpoint)) args.options.freeze = frozen->freeze;
     args.options.name =
         fmt::format("{}, {} tokens trained", checkpoint.path.string(), grouped(checkpoint.tokens));
   } else {
@@ -101,6 +104,10 @@ void info(InfoArguments& args) {
     model = final_model = resolve(run->model);
     args.options.name = run->name;
     for (const std::string& o : args.overrides) args.options.name += " " + o;
+    check_freeze(*run, model);
+    if (!run->freeze.from.empty())
+      args.options.freeze =
+          freeze_of(load_checkpoint(find_checkpoint(run->freeze.from), CheckpointParts::weights), model);
     if (run->model.vocab == -1)
       note = "\nNo vocabulary is set, so it is GPT-2's here; training takes the data's.\n";
   }
@@ -109,12 +116,12 @@ void info(InfoArguments& args) {
   const Description d = describe(model, args.options);
   if (args.json) {
     nlohmann::ordered_json j = to_json(d);
-    if (run) j["training"] = run_json(*run, run_flops(*run, final_model, d.options.length));
+    if (run) j["training"] = run_json(*run, run_flops(*run, final_model, d.options));
     fmt::print("{}\n", dump_json(j));
     return;
   }
   fmt::print("{}", to_text(d));
-  if (run) fmt::print("{}{}", run_text(*run, run_flops(*run, final_model, d.options.length)), note);
+  if (run) fmt::print("{}{}", run_text(*run, run_flops(*run, final_model, d.options)), note);
 }
 
 }  // namespace

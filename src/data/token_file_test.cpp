@@ -3,6 +3,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/error.h"
 #include "base/test_dir.h"
 #include "data/prepare.h"
 

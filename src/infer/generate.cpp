@@ -1,5 +1,6 @@
 #include "infer/generate.h"
 
+#include "base/error.h"
 #include "score/model_input.h"
 
 namespace sps {

@@ -49,9 +49,9 @@ class Layout {
     if (plan_.level_needed(alive)) a.top = alive == 0 ? a.x0 : acc(ds);
     for (const Plan::LevelReaders& r : plan_.own_readers) {
       a.readers.emplace_back();
-      reader(a.readers.back(), r.level, r.blocks, params_.pred[size_t(r.blocks[0])], c_.pred);
+      reader(a.readers.back(), r.level, r.blocks, r.folded, params_.pred[size_t(r.blocks[0])], c_.pred);
     }
-    if (plan_.read_head) reader(a.read_head, c_.state.layers, {}, params_.read_head, c_.state);
+    if (plan_.read_head) reader(a.read_head, c_.state.layers, {}, false, params_.read_head, c_.state);
 
     const int64_t dr = c_.readout == Readout::pred ? dp : ds;
     a.final_s = acc(dr);
@@ -82,8 +82,7 @@ class Layout {
     for (int64_t level = 0; level <= c_.state.layers; ++level)
       if (plan_.level_needed(level)) g.level[size_t(level)] = acc(ds);
     int64_t widest = 0;
-    for (const ReaderActivations& r : a.readers)
-      if (r.blocks.size() > 1) widest = std::max(widest, r.weight.rows);
+    for (const ReaderActivations& r : a.readers) widest = std::max(widest, r.weight.rows);
     if (!a.readers.empty() || plan_.read_head) g.reader_n = act(ds);
     if (widest > 0) {
       g.fold = arena_.take(acc_, widest, ds);
@@ -150,14 +149,14 @@ class Layout {
     }
   }
 
-  void reader(ReaderActivations& r, int64_t level, const std::vector<int64_t>& blocks,
+  void reader(ReaderActivations& r, int64_t level, const std::vector<int64_t>& blocks, bool folded,
               const BlockParameters& first, const Tower& t) {
     r.level = level;
     r.blocks = blocks;
     const int64_t n = std::max<int64_t>(1, int64_t(blocks.size())), half = t.kv_heads * c_.head_dim;
     r.n = act(c_.state.width);
     r.rstd = acc(1);
-    if (n > 1) r.weight = arena_.take(act_, n * 2 * half, c_.state.width);
+    if (folded) r.weight = arena_.take(act_, n * 2 * half, c_.state.width);
     r.kv = act(n * 2 * half);
     if (train_) r.dkv = act(n * 2 * half);
     for (int64_t i = 0; i < n; ++i) {

@@ -28,10 +28,10 @@ struct StreamActivations {
 // head.
 struct ReaderActivations {
   int64_t level = 0;
-  std::vector<int64_t> blocks;             // prediction blocks served; for the read head: empty
-  Tensor n, rstd;                          // normalised level
-  Tensor weight;                           // several readers: their weights side by side, gains folded in
-  Tensor kv;                               // [R, readers * kv]: keys then values of each reader
+  std::vector<int64_t> blocks;  // prediction blocks served; for the read head: empty
+  Tensor n, rstd;               // normalised level
+  Tensor weight;                // a level of several readers: weights side by side, gains folded in
+  Tensor kv;                    // [R, readers * kv]: keys then values of each reader
   std::vector<Tensor> k, v, k_in, k_rstd;  // per reader
   Tensor dkv;                              // gradient of kv
 };

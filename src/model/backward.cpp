@@ -8,7 +8,7 @@
 #include "ops/linear/linear.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rows/rows.h"
-#include "ops/swiglu/swiglu.h"
+#include "ops/swiglu_linear/swiglu_linear.h"
 
 namespace sps {
 
@@ -25,18 +25,19 @@ Tensor if_live(const Gradients::Stream& g) {
 }  // namespace
 
 void Model::backward(const ModelInput& input) {
+  const bool frozen = options_.freeze.state;  // then no gradient enters the state stream: x is never live
   g_.x.live = g_.p.live = false;
   std::fill(g_.level_live.begin(), g_.level_live.end(), false);
   for (const Tensor& late : g_.late_kv)
-    if (late) ops::fill(ex_, late, 0);
-  if (g_.read_head_kv) ops::fill(ex_, g_.read_head_kv, 0);
+    if (late && !frozen) ops::fill(ex_, late, 0);
+  if (g_.read_head_kv && !options_.freeze.read_head) ops::fill(ex_, g_.read_head_kv, 0);
 
   Gradients::Stream& out = config().readout == Readout::pred ? g_.p : g_.x;
   ops::rmsnorm_backward(ex_, g_.final_n.rows_from(0, picked_count_), a_.final_s.rows_from(0, picked_count_),
                         master(params_.final_norm), a_.final_rstd.rows_from(0, picked_count_), {},
                         out.residual, copy_target(out), grad(params_.final_norm), pick());
   out.live = true;
-  if (!plan_.eliminate_dead) {
+  if (!plan_.eliminate_dead && !frozen) {
     // The other stream's rows run through every block although nothing reads their end: its gradient is zero
     // there.
     Gradients::Stream& other = &out == &g_.p ? g_.x : g_.p;
@@ -54,15 +55,17 @@ void Model::backward(const ModelInput& input) {
     if (top_done || a_.top.empty()) return;
     top_done = true;
     backward_readers(alive);
-    if (plan_.read_head) backward_read_head();
-    add_level_gradient(alive, g_.x);
+    if (plan_.read_head && !options_.freeze.read_head) backward_read_head();
+    if (!frozen) add_level_gradient(alive, g_.x);
   };
   for (auto stage = plan_.stages.rbegin(); stage != plan_.stages.rend(); ++stage) {
     if (stage->state >= 0 && stage->state < alive && !plan_.joint) finish_top();
     backward_stage(*stage);
     if (stage->state < 0 && stage->pred == 0 && config().pred_input == PredInput::state) {
-      ops::copy_rows(ex_, g_.p.residual, g_.level[size_t(alive)]);
-      g_.level_live[size_t(alive)] = true;
+      if (!frozen) {
+        ops::copy_rows(ex_, g_.p.residual, g_.level[size_t(alive)]);
+        g_.level_live[size_t(alive)] = true;
+      }
       g_.p.live = false;
     }
   }
@@ -72,8 +75,11 @@ void Model::backward(const ModelInput& input) {
   if (!g_.p.live) return;
   switch (config().pred_input) {
     case PredInput::token:
-      ops::embedding_backward(ex_, input.tokens, g_.p.residual, grad(params_.embed),
-                              grad(params_.pred_input));
+      if (frozen)
+        ops::sum_rows(ex_, g_.p.residual, grad(params_.pred_input));
+      else
+        ops::embedding_backward(ex_, input.tokens, g_.p.residual, grad(params_.embed),
+                                grad(params_.pred_input));
       break;
     case PredInput::table:
       ops::embedding_backward(ex_, input.tokens, g_.p.residual, grad(params_.pred_embed), {});
@@ -88,7 +94,8 @@ void Model::backward(const ModelInput& input) {
 }
 
 void Model::backward_stage(const Stage& stage) {
-  const bool x = stage.state >= 0 && plan_.state[size_t(stage.state)] != Need::none;
+  const bool level = stage.state >= 0 && plan_.state[size_t(stage.state)] != Need::none;
+  const bool x = level && !options_.freeze.state;
   const bool p = stage.pred >= 0 && plan_.pred[size_t(stage.pred)] != Need::none;
   const bool x_rows = x && plan_.state[size_t(stage.state)] >= Need::pool;
   const bool p_rows = p && plan_.pred[size_t(stage.pred)] >= Need::pool;
@@ -107,8 +114,8 @@ void Model::backward_stage(const Stage& stage) {
     else
       backward_projections(p_, g_.p, stage.pred);
   }
+  if (level) backward_readers(stage.state);
   if (x) {
-    backward_readers(stage.state);
     add_level_gradient(stage.state, g_.x);
     backward_projections(x_, g_.x, stage.state);
   }
@@ -139,9 +146,8 @@ void Model::backward_ffn(Walk& w, Gradients::Stream& g, int64_t b) {
 void Model::backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out,
                             Tensor d_in) {
   const Tensor dh = g_.h.cols_from(0, s.h.cols);
-  ops::linear_backward_input(ex_, d_out, weight(p.down), dh);
   ops::linear_backward_weight(ex_, d_out, s.h, grad(p.down));
-  ops::swiglu_backward(ex_, s.gate_up, dh, s.gate_up);
+  ops::swiglu_linear_backward(ex_, d_out, weight(p.down), s.gate_up, dh, s.gate_up);
   ops::linear_backward_input(ex_, s.gate_up, weight(p.gate_up), d_in);
   ops::linear_backward_weight(ex_, s.gate_up, in, grad(p.gate_up));
 }
@@ -272,24 +278,27 @@ void Model::backward_reader(ReaderActivations& r) {
   }
   const auto rows = [&](Tensor w, size_t n) { return w.rows_from(params(n).read_kv_from, kv); };
   const Tensor level = state_level(r.level), dlevel = g_.level[size_t(r.level)];
+  const bool frozen = options_.freeze.state;
   const Tensor before = g_.level_live[size_t(r.level)] ? dlevel : Tensor{};
   Tensor gain = master(params(0).read_norm), gain_grad = grad(params(0).read_norm);
-  if (readers == 1) {
+  if (r.weight.empty()) {
     ops::linear_backward_input(ex_, r.dkv, rows(weight(params(0).read_kv), 0), g_.reader_n);
     ops::linear_backward_weight(ex_, r.dkv, r.n, rows(grad(params(0).read_kv), 0));
   } else {
     const Tensor fold = g_.fold.rows_from(0, r.weight.rows);
     ops::fill(ex_, fold, 0);
-    ops::linear_backward_input(ex_, r.dkv, r.weight, g_.reader_n);
+    if (!frozen) ops::linear_backward_input(ex_, r.dkv, r.weight, g_.reader_n);
     ops::linear_backward_weight(ex_, r.dkv, r.n, fold);
     for (size_t n = 0; n < readers; ++n)
       ops::fold_gain_backward(ex_, fold.rows_from(int64_t(n) * kv, kv), rows(master(params(n).read_kv), n),
                               master(params(n).read_norm), rows(grad(params(n).read_kv), n),
                               grad(params(n).read_norm));
+    if (frozen) return;
     gain = unit_gain_, gain_grad = g_.unit_gain;  // the unit gain is no parameter: its gradient is dropped
   }
+  // Of a frozen level only the gain's gradient is wanted; what lands in dlevel goes no further.
   ops::rmsnorm_backward(ex_, g_.reader_n, level, gain, r.rstd, before, dlevel, {}, gain_grad);
-  g_.level_live[size_t(r.level)] = true;
+  g_.level_live[size_t(r.level)] = !frozen;
 }
 
 }  // namespace sps

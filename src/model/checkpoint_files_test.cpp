@@ -7,6 +7,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "base/error.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/test_dir.h"

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <limits>
 
+#include "base/error.h"
 #include "model/family.h"
 
 namespace sps {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "base/test_dir.h"
 #include "model/test_variants.h"
 

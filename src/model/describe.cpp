@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "model/keys.h"
 
 namespace sps {
@@ -40,6 +41,12 @@ nlohmann::ordered_json flops_json(const Flops& f) {
   return {{"qkv", f.qkv},           {"read", f.read},    {"scores", f.scores}, {"softmax", f.softmax},
           {"weighted", f.weighted}, {"out", f.out},      {"ffn", f.ffn},       {"gates", f.gates},
           {"head", f.head},         {"total", f.total()}};
+}
+
+nlohmann::ordered_json training_json(const Description& d) {
+  const auto total = [&](const Flops& forward) { return training_flops(forward, d.options.freeze); };
+  return {
+      {"published", total(d.published)}, {"required", total(d.required)}, {"executed", total(d.executed)}};
 }
 
 nlohmann::ordered_json band_json(Band band, int64_t length) {
@@ -193,16 +200,17 @@ Description describe(const ModelConfig& config, DescribeOptions options) {
   Description d;
   d.options = std::move(options);
   d.plan = make_plan(config);
-  const ModelParameters parameters = describe_parameters(config);
+  const ModelParameters parameters = describe_parameters(config, d.options.freeze);
   d.total = parameters.count();
   d.non_embedding = parameters.non_embedding();
   for (const Parameter& p : parameters.list) d.no_decay += p.decays() ? 0 : p.count();
+  d.frozen = parameters.frozen();
   ModelOptions model;
   model.compute = d.options.dtype;
   model.max_rows = d.options.micro_batch * config.context;
   d.memory = plan_memory(config, model);
   d.optimizer_bytes =
-      2 * d.total * int64_t(dtype_size(d.options.dtype == DType::f64 ? DType::f64 : DType::f32));
+      2 * (d.total - d.frozen) * int64_t(dtype_size(d.options.dtype == DType::f64 ? DType::f64 : DType::f32));
   d.cache = decode_cache(d.plan);
   const int64_t length = d.options.length;
   d.prefill_rows = prefill_rows(d.plan, length);
@@ -260,7 +268,8 @@ nlohmann::ordered_json to_json(const Description& d) {
        {{"total", d.total},
         {"non_embedding", d.non_embedding},
         {"embedding", d.total - d.non_embedding},
-        {"no_decay", d.no_decay}}},
+        {"no_decay", d.no_decay},
+        {"frozen", d.frozen}}},
       {"memory",
        {{"dtype", dtype_name(d.options.dtype)},
         {"micro_batch", d.options.micro_batch},
@@ -288,7 +297,7 @@ nlohmann::ordered_json to_json(const Description& d) {
        {{"published", flops_json(d.published)},
         {"required", flops_json(d.required)},
         {"executed", flops_json(d.executed)},
-        {"training_factor", 3}}},
+        {"training", training_json(d)}}},
       {"blocks", blocks}};
 }
 

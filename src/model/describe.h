@@ -41,6 +41,7 @@ struct DescribeOptions {
   int64_t length = 0;  // tokens of the document that FLOPs, pairs and prompts are counted for; 0: the context
   DType dtype = DType::f32;  // memory while training
   int64_t micro_batch = 1;   // windows of the context in one pass
+  Freeze freeze;             // what training leaves as it is
   int64_t picture = 16;      // positions in the picture of the mask, at most kMaxPicture; 0: no picture
 };
 constexpr int64_t kMaxPicture = 48;
@@ -48,9 +49,9 @@ constexpr int64_t kMaxPicture = 48;
 struct Description {
   DescribeOptions options;  // length filled in
   Plan plan;
-  int64_t total = 0, non_embedding = 0, no_decay = 0;  // parameters
+  int64_t total = 0, non_embedding = 0, no_decay = 0, frozen = 0;  // parameters
   MemoryPlan memory;
-  int64_t optimizer_bytes = 0;  // both moments
+  int64_t optimizer_bytes = 0;  // both moments of what is trained
   DecodeCache cache;
   std::vector<int64_t> prefill_rows;
   double prefill_flops = 0;

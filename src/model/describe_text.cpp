@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "base/progress.h"
 #include "model/describe.h"
 
@@ -158,6 +159,7 @@ void parameter_part(std::string& out, const Description& d) {
   out += count_row("non-embedding", d.non_embedding, "blocks, norms, readers, gates");
   out += count_row("embedding", d.total - d.non_embedding, "tables, untied head, start vector");
   out += count_row("no weight decay", d.no_decay, "norms");
+  if (d.frozen > 0) out += count_row("frozen", d.frozen, "no gradient, no moments, no update");
 }
 
 void memory_part(std::string& out, const Description& d) {
@@ -265,7 +267,9 @@ void flops_part(std::string& out, const Description& d) {
   row("forward", p, r, e);
   out += fmt::format("  {:<22}{:>16}{:>18}{:>18}\n", "", grouped(std::llround(p)), grouped(std::llround(r)),
                      grouped(std::llround(e)));
-  row("training (3 x)", 3 * p, 3 * r, 3 * e);
+  const Freeze freeze = d.options.freeze;
+  row(freeze.state ? "training (frozen 1 x)" : "training (3 x)", training_flops(d.published, freeze),
+      training_flops(d.required, freeze), training_flops(d.executed, freeze));
 }
 
 std::string_view need_text(Need n) {

@@ -1,4 +1,5 @@
 #include "model/family.h"
+#include "base/error.h"
 
 #include <fmt/ranges.h>
 

@@ -43,6 +43,7 @@ Flops count(const ModelConfig& c, Area area, double vocab) {
     f.out += 2 * s.q * s.d;
     f.ffn += 6 * s.d * double(c.state.ffn[size_t(j)]);
   }
+  f.state = f.total();
   for (int64_t i = 0; i < c.pred.layers; ++i) {
     f.qkv += 2 * p.d * (p.q + (c.pred_writes_keys() ? p.kv : 0));
     if (c.read_kv == ReadKv::own && !c.px.empty()) f.read += 2 * s.d * p.kv;
@@ -85,6 +86,7 @@ Flops flops_executed(const Plan& plan, int64_t length) {
     // d.
     if (c.ffn == FfnMode::pooled && need == Need::all) f.gates += 2 * s.d;
   }
+  f.state = f.total();
   for (int64_t i = 0; i < c.pred.layers; ++i) {
     const Need need = plan.pred[size_t(i)];
     if (need == Need::none) continue;
@@ -102,6 +104,11 @@ Flops flops_executed(const Plan& plan, int64_t length) {
   if (plan.read_head) f.read += 2 * s.d * s.kv;
   f.head = 2 * (c.readout == Readout::pred ? p.d : s.d) * double(c.vocab);
   return f;
+}
+
+// With a frozen read head nothing else reads the state through weights: read.kv = state.
+double training_flops(const Flops& f, Freeze freeze) {
+  return 3 * f.total() - 2 * ((freeze.state ? f.state : 0) + (freeze.read_head ? f.read : 0));
 }
 
 int64_t visible_pairs(const ModelConfig& c, int64_t block, int64_t length) {

@@ -7,24 +7,27 @@
 //   vocabulary rows,
 //              and the gates of pooled layers
 //   executed   what this program computes: required minus dead work
-// Training is three times forward.
+// Training is three times forward; a frozen tower counts once.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "model/freeze.h"
 #include "model/plan.h"
 
 namespace sps {
 
 struct Flops {
   double qkv = 0, read = 0, scores = 0, softmax = 0, weighted = 0, out = 0, ffn = 0, gates = 0, head = 0;
+  double state = 0;  // of all these, the state tower's blocks
   double total() const { return qkv + read + scores + softmax + weighted + out + ffn + gates + head; }
 };
 
 Flops flops_published(const ModelConfig& config, int64_t length);
 Flops flops_required(const ModelConfig& config, int64_t length);
 Flops flops_executed(const Plan& plan, int64_t length);
+double training_flops(const Flops& forward, Freeze freeze);
 
 // Visible pairs of all bands of one block (or of the whole model) over one document of `length` tokens.
 int64_t visible_pairs(const ModelConfig& config, int64_t block, int64_t length);

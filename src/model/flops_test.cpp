@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "base/error.h"
 #include "model/test_variants.h"
 
 namespace sps {

@@ -10,7 +10,7 @@
 #include "ops/linear/linear.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rows/rows.h"
-#include "ops/swiglu/swiglu.h"
+#include "ops/swiglu_linear/swiglu_linear.h"
 
 namespace sps {
 
@@ -133,12 +133,13 @@ void Model::forward_reader(ReaderActivations& r, Tensor residual) {
   const auto params = [&](size_t n) -> const BlockParameters& { return reader_parameters(r, n); };
   const int64_t kv = 2 * tower.kv_heads * config().head_dim;
   const size_t readers = r.k.size();
-  // One reader norms with its own gain; several share rows normed with gain 1 and carry their gains in their
-  // weights.
-  ops::rmsnorm_forward(ex_, residual, {}, readers > 1 ? unit_gain_ : master(params(0).read_norm),
+  // A level's only reader norms with its own gain; several share rows normed with gain 1 and carry their
+  // gains in their weights.
+  const bool folded = !r.weight.empty();
+  ops::rmsnorm_forward(ex_, residual, {}, folded ? unit_gain_ : master(params(0).read_norm),
                        float(config().norm_eps), residual, r.n, r.rstd);
   Tensor w = weight(params(0).read_kv).rows_from(params(0).read_kv_from, kv);
-  if (readers > 1) {
+  if (folded) {
     for (size_t n = 0; n < readers; ++n)
       ops::fold_gain_forward(ex_, master(params(n).read_kv).rows_from(params(n).read_kv_from, kv),
                              master(params(n).read_norm), r.weight.rows_from(int64_t(n) * kv, kv));
@@ -158,6 +159,8 @@ Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
                 tower.kv_heads,        c.head_dim,         float(1.0 / std::sqrt(double(c.head_dim))),
                 input_.document_start, options_.skip_tiles};
   constexpr size_t kState = 0, kPred = 1, kRead = 2;  // key sets
+  // Backward past a frozen tower: its rows ask for nothing, and nobody wants its keys' gradients.
+  const bool frozen = gradients && options_.freeze.state;
 
   const auto stream = [&](StreamActivations& s, Gradients::Stream& g, size_t q) {
     const int64_t width = s.q.cols;
@@ -175,11 +178,12 @@ Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
   if (stage.state >= 0 && plan_.state[size_t(stage.state)] != Need::none) {
     StreamActivations& s = a_.state[size_t(stage.state)];
     own_keys(s, g_.x, kState);
-    if (!s.q.empty()) {
+    if (frozen) call.key_grads[kState] = {};
+    if (!s.q.empty() && !frozen) {
       stream(s, g_.x, 0);
       call.queries[0].band = {c.band_xx(stage.state), stage.pred >= 0 ? c.xp : Band::none(), Band::none()};
     }
-    if (gradients && !g_.late_kv[size_t(stage.state)].empty()) {
+    if (gradients && !frozen && !g_.late_kv[size_t(stage.state)].empty()) {
       const Tensor late = g_.late_kv[size_t(stage.state)];
       call.key_grads[kState] = {late.cols_from(0, late.cols / 2),
                                 late.cols_from(late.cols / 2, late.cols / 2), true};
@@ -197,16 +201,16 @@ Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
       call.queries[1].band = {beside ? px : Band::none(), c.pp, beside ? Band::none() : px};
       if (reader != nullptr) {
         call.keys[kRead] = {reader->k[n], reader->v[n]};
-        if (gradients) {
+        const bool head = reader == &a_.read_head;
+        if (gradients && !(head && options_.freeze.read_head)) {
           const int64_t half = reader->k[n].cols, from = int64_t(n) * 2 * half;
-          const bool head = reader == &a_.read_head;
           const Tensor d = head ? g_.read_head_kv : reader->dkv;
           call.key_grads[kRead] = {d.cols_from(from, half), d.cols_from(from + half, half), head};
         }
       } else if (!beside && !px.empty()) {
         StreamActivations& k = a_.state[size_t(level)];
         call.keys[kRead] = {k.k, k.v};
-        if (gradients) {
+        if (gradients && !frozen) {
           const Tensor late = g_.late_kv[size_t(level)];
           call.key_grads[kRead] = {late.cols_from(0, late.cols / 2),
                                    late.cols_from(late.cols / 2, late.cols / 2), true};
@@ -245,8 +249,7 @@ void Model::forward_ffn(Walk& w, int64_t b) {
 }
 
 void Model::forward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor out) {
-  ops::linear_forward(ex_, in, weight(p.gate_up), s.gate_up);
-  ops::swiglu_forward(ex_, s.gate_up, s.h);
+  ops::swiglu_linear_forward(ex_, in, weight(p.gate_up), s.gate_up, s.h);
   ops::linear_forward(ex_, s.h, weight(p.down), out);
 }
 

@@ -1,4 +1,5 @@
 #include "model/keys.h"
+#include "base/error.h"
 
 #include <stdexcept>
 #include <string>

@@ -1,5 +1,6 @@
 #include "model/load.h"
 
+#include "base/error.h"
 #include "model/keys.h"
 #include "ops/linear/linear.h"
 

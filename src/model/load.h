@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "base/error.h"
 #include "model/checkpoint_files.h"
 #include "model/model.h"
 

@@ -34,7 +34,7 @@ MemoryPlan plan_memory(const ModelConfig& config, const ModelOptions& o) {
 Model::Model(const ModelConfig& config, const ModelOptions& options)
     : plan_(make_plan(config, options.eliminate_dead)),
       options_(options),
-      params_(describe_parameters(config)),
+      params_(describe_parameters(config, options.freeze)),
       store_(params_.list, options.compute, options.train) {
   SPS_CHECK(options_.max_rows > 0);
   memory_ = Arena(activation_bytes(plan_, params_, options_), Device::cpu);

@@ -23,6 +23,7 @@ struct ModelOptions {
   bool train = true;           // false: forward only, no memory for gradients
   bool eliminate_dead = true;  // see make_plan
   bool skip_tiles = true;      // see AttentionShape
+  Freeze freeze = {};          // leaves out the state tower's backward pass
 };
 
 struct Loss {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "base/hash.h"
 #include "base/rng.h"
 #include "base/threads.h"
@@ -145,8 +146,18 @@ int64_t ModelParameters::non_embedding() const {
   return n;
 }
 
-ModelParameters describe_parameters(const ModelConfig& config) {
-  return Builder(config).build();
+int64_t ModelParameters::frozen() const {
+  int64_t n = 0;
+  for (const Parameter& p : list) n += p.frozen ? p.count() : 0;
+  return n;
+}
+
+ModelParameters describe_parameters(const ModelConfig& config, Freeze freeze) {
+  SPS_CHECK(freeze.state || !freeze.read_head);
+  if (freeze.state) check_freezable(config);
+  ModelParameters all = Builder(config).build();
+  for (Parameter& p : all.list) p.frozen = freeze.covers(p.name);
+  return all;
 }
 
 ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients)

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "model/freeze.h"
 #include "model/plan.h"
 #include "tensor/arena.h"
 #include "tensor/exec.h"
@@ -28,6 +29,7 @@ struct Parameter {
   double init_std = 0;         // N(0, std); 0 with init_mean: constant
   double init_mean = 0;
   bool embedding = false;  // counted as embedding in "non-embedding parameters" (two-tower spec, 1.10)
+  bool frozen = false;     // read by the forward pass alone: no gradient, no moments, no update
 
   int64_t rows() const { return shape.size() == 2 ? shape[0] : 1; }
   int64_t cols() const { return shape.back(); }
@@ -61,10 +63,12 @@ struct ModelParameters {
 
   int64_t count() const;
   int64_t non_embedding() const;
+  int64_t frozen() const;
 };
 
-// Names, shapes and initial distributions of a model: no memory.
-ModelParameters describe_parameters(const ModelConfig& config);
+// Names, shapes and initial distributions of a model: no memory. Usage error if it cannot be frozen like
+// that.
+ModelParameters describe_parameters(const ModelConfig& config, Freeze freeze = {});
 
 // The memory behind them.
 class ParameterStore {

@@ -138,15 +138,16 @@ Plan make_plan(const ModelConfig& c, bool eliminate_dead) {
 
   if (reads_state && c.read_kv == ReadKv::own) {
     for (int64_t level = 0; level <= ls; ++level) {
-      Plan::LevelReaders readers{level, {}};
+      Plan::LevelReaders readers{level, {}, false};
       for (int64_t i = 0; i < lp; ++i)
         if (c.levels[size_t(i)] == level && plan.pred[size_t(i)] >= Need::pool) readers.blocks.push_back(i);
       if (readers.blocks.empty()) continue;
-      // Without the elimination every reader projects for itself.
+      readers.folded = readers.blocks.size() > 1;
+      // Without the elimination every reader norms and projects for itself.
       if (eliminate_dead) {
         plan.own_readers.push_back(readers);
       } else {
-        for (const int64_t i : readers.blocks) plan.own_readers.push_back({level, {i}});
+        for (const int64_t i : readers.blocks) plan.own_readers.push_back({level, {i}, readers.folded});
       }
     }
     plan.read_pairs = lp;

@@ -52,6 +52,9 @@ struct Plan {
   struct LevelReaders {
     int64_t level = 0;
     std::vector<int64_t> blocks;
+    // The level has several readers (also those of other groups): it is normed with gain 1, and each reader's
+    // weights carry its own gain.
+    bool folded = false;
   };
   std::vector<LevelReaders> own_readers;
   Horizon state_horizon, pred_horizon;  // caches while decoding

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "tensor/exec.h"

@@ -11,6 +11,7 @@ GradientNorm gradient_norm(const Exec& ex, const ParameterStore& store) {
   GradientNorm g;
   double squares = 0;
   for (size_t i = 0; i < store.list().size(); ++i) {
+    if (store.list()[i].frozen) continue;
     const double s = ops::sum_of_squares(ex, store.gradient(int(i)));
     if (!std::isfinite(s) && g.not_finite.empty()) g.not_finite = store.list()[i].name;
     squares += s;
@@ -23,8 +24,8 @@ AdamWOptimizer::AdamWOptimizer(const ParameterStore& store) : list_(store.list()
   const auto lay_out = [&](Arena& arena) {
     m_.clear(), v_.clear();
     for (const Parameter& p : list_) {
-      m_.push_back(arena.take(store.master(), 1, p.count()));
-      v_.push_back(arena.take(store.master(), 1, p.count()));
+      m_.push_back(p.frozen ? Tensor{} : arena.take(store.master(), 1, p.count()));
+      v_.push_back(p.frozen ? Tensor{} : arena.take(store.master(), 1, p.count()));
     }
   };
   Arena planning;
@@ -37,19 +38,20 @@ void AdamWOptimizer::step(const Exec& ex, ParameterStore& store, ops::AdamW sett
   const double decay = settings.decay;
   settings.scale = scale;
   for (size_t i = 0; i < list_.size(); ++i) {
+    if (list_[i].frozen) continue;
     const int64_t n = list_[i].count();
     settings.decay = list_[i].decays() ? decay : 0;
     settings.t = ++steps_[i];
     const Tensor rounded = store.compute() == DType::bf16 ? store.rounded(int(i)).reshaped(1, n) : Tensor{};
-    ops::adamw(ex, settings, store.weight(int(i)).reshaped(1, n), store.gradient(int(i)).reshaped(1, n), m_[i], v_[i],
-               rounded);
+    ops::adamw(ex, settings, store.weight(int(i)).reshaped(1, n), store.gradient(int(i)).reshaped(1, n),
+               m_[i], v_[i], rounded);
   }
 }
 
 void AdamWOptimizer::adopt(const AdamWOptimizer& other) {
   for (size_t i = 0; i < list_.size(); ++i)
     for (size_t k = 0; k < other.list_.size(); ++k) {
-      if (list_[i].name != other.list_[k].name) continue;
+      if (list_[i].name != other.list_[k].name || list_[i].frozen || other.list_[k].frozen) continue;
       SPS_CHECK(list_[i].shape == other.list_[k].shape && m_[i].dtype == other.m_[k].dtype);
       const size_t bytes = size_t(list_[i].count()) * dtype_size(m_[i].dtype);
       std::memcpy(m_[i].data, other.m_[k].data, bytes);
@@ -61,6 +63,7 @@ void AdamWOptimizer::adopt(const AdamWOptimizer& other) {
 std::vector<NamedTensor> AdamWOptimizer::named_moments() const {
   std::vector<NamedTensor> tensors;
   for (size_t i = 0; i < list_.size(); ++i) {
+    if (list_[i].frozen) continue;
     tensors.push_back({"m." + list_[i].name, list_[i].shape, m_[i]});
     tensors.push_back({"v." + list_[i].name, list_[i].shape, v_[i]});
   }

@@ -12,14 +12,14 @@ namespace sps {
 
 // The gradient of one step, looked at before it is used.
 struct GradientNorm {
-  double norm = 0;            // over all parameters together
-  std::string not_finite;     // the first parameter with a NaN or an infinity; empty if there is none
+  double norm = 0;         // over all parameters together, frozen ones left out
+  std::string not_finite;  // the first parameter with a NaN or an infinity; empty if there is none
 };
 GradientNorm gradient_norm(const Exec& ex, const ParameterStore& store);
 
 class AdamWOptimizer {
  public:
-  // Moments and step counts start at zero.
+  // Moments and step counts start at zero. Frozen parameters have no moments and are never touched.
   explicit AdamWOptimizer(const ParameterStore& store);
 
   // One update with the store's gradients times `scale`. Matrices decay by settings.decay, norms do not.
@@ -28,7 +28,7 @@ class AdamWOptimizer {
   // Takes over moments and step counts of the parameters that `other` has too (by name).
   void adopt(const AdamWOptimizer& other);
 
-  std::vector<NamedTensor> named_moments() const;  // "m.<name>", "v.<name>"
+  std::vector<NamedTensor> named_moments() const;        // "m.<name>", "v.<name>"
   std::vector<int64_t> steps() const { return steps_; }  // updates each parameter has had
   void set_steps(std::vector<int64_t> steps);
   size_t bytes() const { return memory_.peak(); }
@@ -36,7 +36,7 @@ class AdamWOptimizer {
  private:
   std::vector<Parameter> list_;
   Arena memory_;
-  std::vector<Tensor> m_, v_;  // one row each
+  std::vector<Tensor> m_, v_;  // one row each; empty for frozen parameters
   std::vector<int64_t> steps_;
 };
 

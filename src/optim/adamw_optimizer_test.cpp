@@ -157,6 +157,43 @@ TEST(AdamWOptimizer, MomentsAndStepsAreItsState) {
   EXPECT_EQ(a.hash(), b.hash());
 }
 
+// Frozen: no moments, no decay, no update, no part in the norm, and no say in what the others become.
+TEST(AdamWOptimizer, LeavesFrozenParametersAlone) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    std::vector<Parameter> list = parameters();
+    ParameterStore whole(list, dtype);
+    list[0].frozen = true;
+    ParameterStore store(list, dtype);
+    AdamWOptimizer all(whole), optimizer(store);
+    EXPECT_EQ(all.bytes() - optimizer.bytes(), 128u) << "two moments of 15 numbers, aligned";
+    std::vector<std::string> names;
+    for (const NamedTensor& m : optimizer.named_moments()) names.push_back(m.name);
+    EXPECT_EQ(names, (std::vector<std::string>{"m.norm", "v.norm", "m.start", "v.start"}));
+    for (ParameterStore* s : {&whole, &store}) s->initialise(3), random_gradients(*s, 4);
+    const std::vector<float> before(store.weight(0).as<float>(), store.weight(0).as<float>() + 15);
+
+    double squares = 0;
+    for (int p = 1; p < 3; ++p)
+      for (int64_t i = 0; i < list[size_t(p)].count(); ++i)
+        squares += std::pow(double(store.gradient(p).as<float>()[i]), 2);
+    EXPECT_NEAR(gradient_norm(kCpu, store).norm, std::sqrt(squares), 1e-6 * std::sqrt(squares));
+    EXPECT_GT(gradient_norm(kCpu, whole).norm, 1.1 * std::sqrt(squares));
+    store.gradient(0).as<float>()[2] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_EQ(gradient_norm(kCpu, store).not_finite, "");
+
+    for (int t = 0; t < 3; ++t) {
+      all.step(kCpu, whole, {.lr = 0.1, .decay = 0.1}, 1);
+      optimizer.step(kCpu, store, {.lr = 0.1, .decay = 0.1}, 1);
+    }
+    EXPECT_EQ(optimizer.steps(), (std::vector<int64_t>{0, 3, 3}));
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), store.weight(0).as<float>()));
+    EXPECT_FALSE(std::equal(before.begin(), before.end(), whole.weight(0).as<float>()));
+    for (int p = 1; p < 3; ++p)
+      for (int64_t i = 0; i < list[size_t(p)].count(); ++i)
+        EXPECT_EQ(store.weight(p).as<float>()[i], whole.weight(p).as<float>()[i]);
+  }
+}
+
 TEST(GradientNorm, IsOverAllParametersTogether) {
   ParameterStore store(parameters(), DType::f32);
   random_gradients(store, 5);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 
+#include "base/error.h"
 #include "base/test_dir.h"
 
 namespace sps {

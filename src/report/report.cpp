@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "base/progress.h"
 #include "model/flops.h"
 #include "model/load.h"

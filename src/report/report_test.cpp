@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "base/error.h"
 #include "base/test_dir.h"
 #include "data/test_corpus.h"
 #include "model/flops.h"

@@ -1,4 +1,7 @@
 #include "tensor/arena.h"
+#include "base/error.h"
+
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
@@ -14,9 +17,14 @@ constexpr size_t kAlign = 64;
 
 size_t align_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
+// Memory of some size comes in huge pages where the system has any: a step walks over a hundred megabytes in
+// rows of a few kilobytes, and each miss in the table of small pages costs more than the line itself.
 std::byte* aligned_bytes(size_t bytes) {
-  auto* p = static_cast<std::byte*>(std::aligned_alloc(kAlign, align_up(std::max<size_t>(bytes, 1), kAlign)));
+  constexpr size_t kHugePage = size_t{2} << 20;
+  const size_t align = bytes >= kHugePage / 2 ? kHugePage : kAlign, size = align_up(std::max<size_t>(bytes, 1), align);
+  auto* p = static_cast<std::byte*>(std::aligned_alloc(align, size));
   if (p == nullptr) fail("out of memory: {:.1f} MiB could not be allocated", double(bytes) / (1 << 20));
+  if (align == kHugePage) ::madvise(p, size, MADV_HUGEPAGE);  // a wish: what it answers does not matter
   return p;
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
 

@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "base/files.h"
 #include "tensor/tensor.h"
 

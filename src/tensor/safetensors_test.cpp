@@ -6,6 +6,7 @@
 #include <functional>
 #include <numeric>
 
+#include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/rng.h"

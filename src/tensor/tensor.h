@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/bf16.h"
-#include "base/error.h"
+#include "base/check.h"
 
 namespace sps {
 

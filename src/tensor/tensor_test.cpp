@@ -1,4 +1,5 @@
 #include "tensor/tensor.h"
+#include "base/error.h"
 
 #include <gtest/gtest.h>
 

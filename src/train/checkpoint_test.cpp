@@ -9,6 +9,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/error.h"
 #include "base/files.h"
 #include "base/test_dir.h"
 #include "base/test_limits.h"

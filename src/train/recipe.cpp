@@ -2,6 +2,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "base/error.h"
 #include "model/family.h"
 #include "train/run_config.h"
 

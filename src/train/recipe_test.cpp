@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "base/error.h"
 #include "base/test_dir.h"
 #include "model/family.h"
 #include "train/run_config.h"

@@ -40,6 +40,8 @@ void bind_rest(OptionTable& t, RunConfig& c) {
         at_least<int64_t>(0));
   t.add("phase.at", &c.phase.at, "fraction of tokens to train as the standard model first",
         between(0.0, 1.0));
+  t.add("freeze.from", &c.freeze.from,
+        "checkpoint or run whose state tower is taken and frozen; empty = none");
   t.add("data.dir", &c.data.dir, "token files made by `sps prepare`");
   t.add("run.dir", &c.run.dir, "run directory; empty = runs/<recipe>");
   t.add("run.device", &c.run.device, "cpu");

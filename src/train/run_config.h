@@ -34,6 +34,9 @@ struct RunConfig {
     double at =
         0;  // fraction of the tokens that the standard model is trained on before the prediction tower starts
   } phase;
+  struct Freeze {
+    std::string from;  // checkpoint or run whose state tower is taken and frozen; "" = none (train/freeze.h)
+  } freeze;
   struct Data {
     std::string dir;
   } data;

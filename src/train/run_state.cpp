@@ -21,13 +21,15 @@ std::string data_identity(const TokenFile& file) {
 }  // namespace
 
 nlohmann::json Trainer::run_state() const {
-  return {{"step", step_},
-          {"samples", step_ * config_.train.global_batch},
-          {"evaluated_tokens", evaluated_tokens_},
-          {"first_phase", in_first_phase_},
-          {"dtype", dtype_name(dtype_)},
-          {"data", data_identity(*train_file_)},
-          {"optimizer_steps", optimizer_->steps()}};
+  nlohmann::json state{{"step", step_},
+                       {"samples", step_ * config_.train.global_batch},
+                       {"evaluated_tokens", evaluated_tokens_},
+                       {"first_phase", in_first_phase_},
+                       {"dtype", dtype_name(dtype_)},
+                       {"data", data_identity(*train_file_)},
+                       {"optimizer_steps", optimizer_->steps()}};
+  if (freeze_.state) state["frozen"] = frozen_state(freeze_, frozen_hash_);
+  return state;
 }
 
 // config.json: the run's keys, with the model that the weights belong to (in the first phase, the standard
@@ -100,6 +102,11 @@ bool Trainer::resume() {
   } catch (const nlohmann::json::exception& e) {
     fail("{} does not describe a trainer: {}", (checkpoint.path / kStateFile).string(), e.what());
   }
+  const std::optional<FrozenState> frozen = frozen_state_of(checkpoint);
+  if (frozen.has_value() == config_.freeze.from.empty())
+    fail("{} holds a run {} a frozen state tower, but freeze.from = '{}' was asked for",
+         checkpoint.path.string(), frozen ? "with" : "without", config_.freeze.from);
+  if (frozen) freeze_ = frozen->freeze;
   build(in_first_phase_ ? first_phase_model(final_model_) : final_model_);
   if (optimizer_steps.size() != optimizer_->steps().size() || step_ * batch_tokens() != checkpoint.tokens)
     fail("{} does not fit its own configuration", (checkpoint.path / kStateFile).string());
@@ -108,6 +115,10 @@ bool Trainer::resume() {
   read_into(*checkpoint.optimizer, optimizer_->named_moments());
   optimizer_->set_steps(std::move(optimizer_steps));
   model_->store().round();
+  if (frozen) {
+    check_frozen(checkpoint, *frozen, *model_);
+    frozen_hash_ = frozen_hash(*model_);
+  }
   resumed_ = checkpoint.kind;
   spdlog::info("{}: continuing from {}", config_.name, checkpoint.path.string());
   return true;

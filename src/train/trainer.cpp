@@ -62,12 +62,22 @@ Trainer::Trainer(RunConfig config) : config_(std::move(config)), dtype_(compute_
   if (config_.run.threads > 0) set_thread_count(int(config_.run.threads));
   open_data();
   schedule_ = config_.make_schedule();
+  check_freeze(config_, final_model_);
   if (config_.phase.at > 0) first_phase_model(final_model_);  // checks
   micro_batches_.resize(size_t(config_.train.global_batch / config_.train.micro_batch));
   if (!resume()) {
     in_first_phase_ = config_.phase.at > 0;
+    std::optional<LoadedCheckpoint> source;
+    if (!config_.freeze.from.empty()) {
+      source = open_freeze_source(config_, final_model_);
+      freeze_ = freeze_of(*source, final_model_);
+    }
     build(in_first_phase_ ? first_phase_model(final_model_) : final_model_);
     model_->store().initialise(uint64_t(config_.train.seed));
+    if (source) {
+      copy_frozen(*source, *model_);
+      frozen_hash_ = frozen_hash(*model_);
+    }
   }
 }
 
@@ -98,6 +108,7 @@ void Trainer::build(const ModelConfig& config) {
   options.compute = dtype_;
   options.max_rows = config_.train.micro_batch * config.context;
   options.train = true;
+  options.freeze = freeze_;
   model_ = std::make_unique<Model>(config, options);
   optimizer_ = std::make_unique<AdamWOptimizer>(model_->store());
 }
@@ -267,7 +278,7 @@ RunResult Trainer::run(const volatile std::sig_atomic_t* interrupted) {
 
 void Trainer::record_step(MetricsLog& metrics, const Step& s, double seconds) {
   const double rate = double(batch_tokens()) / seconds;
-  const double flops = 3 * flops_required(model_->config(), final_model_.context).total();
+  const double flops = training_flops(flops_required(model_->config(), final_model_.context), freeze_);
   metrics.write({{"step", step_},
                  {"tokens", tokens()},
                  {"loss", s.loss},

@@ -13,11 +13,12 @@
 
 #include "data/batch.h"
 #include "data/sampler.h"
-#include "tokenizer/tokenizer.h"
 #include "model/model.h"
 #include "optim/adamw_optimizer.h"
 #include "score/score.h"
+#include "tokenizer/tokenizer.h"
 #include "train/checkpoint.h"
+#include "train/freeze.h"
 #include "train/run_config.h"
 
 namespace sps {
@@ -91,6 +92,8 @@ class Trainer {
   std::vector<int64_t> starts_;
   int64_t step_ = 0;
   bool in_first_phase_ = false;
+  Freeze freeze_;                          // with freeze.from: what takes no part in training,
+  uint64_t frozen_hash_ = 0;               // and what it holds from the first step to the last
   std::optional<CheckpointKind> resumed_;  // the checkpoint that this process continued from
   int64_t evaluated_tokens_ = -1;          // tokens at the last validation that metrics.jsonl holds
 };

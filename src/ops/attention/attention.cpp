@@ -87,7 +87,7 @@ void attention_backward(const Exec& ex, const AttentionShape& shape,
     check_gradient(query_grads[s].dq, rows, shape.heads * shape.head_dim, act);
   }
   for (size_t k = 0; k < keys.size(); ++k) {
-    if (!keys[k].k) continue;
+    if (!keys[k].k || (!key_grads[k].dk && !key_grads[k].dv)) continue;
     check_gradient(key_grads[k].dk, rows, shape.kv_heads * shape.head_dim, act);
     check_gradient(key_grads[k].dv, rows, shape.kv_heads * shape.head_dim, act);
     SPS_CHECK(!key_grads[k].accumulate ||

@@ -65,7 +65,7 @@ struct KeySet {  // k empty: the set is absent, no band may ask for it
 struct QueryGrad {
   Tensor d_o, dq;
 };
-struct KeyGrad {
+struct KeyGrad {  // both empty: nobody wants them, and they are not computed
   Tensor dk, dv;
   bool accumulate = false;  // add to what dk and dv hold (f32 only)
 };
@@ -74,7 +74,8 @@ void attention_forward(const Exec& ex, const AttentionShape& shape,
                        const std::array<QueryStream, kMaxQueryStreams>& queries,
                        const std::array<KeySet, kMaxKeySets>& keys);
 
-// Writes dq of every present stream and dk, dv of every present set (zero where nothing reads a key).
+// Writes dq of every present stream and dk, dv of every present set that has them (zero where nothing reads a
+// key).
 void attention_backward(const Exec& ex, const AttentionShape& shape,
                         const std::array<QueryStream, kMaxQueryStreams>& queries,
                         const std::array<KeySet, kMaxKeySets>& keys,

@@ -1,6 +1,7 @@
 // FLOP/s on visible pairs: 4 * head_dim per pair and head forward, 10 * head_dim backward.
 #include <benchmark/benchmark.h>
 
+#include "base/error.h"
 #include "ops/attention/attention_case.h"
 
 namespace sps::ops {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/threads.h"
 #include "ops/attention/attention.h"
 #include "ops/check.h"
@@ -95,7 +96,8 @@ class AttentionCall {
     std::array<QueryGrad, kMaxQueryStreams> qg;
     std::array<KeyGrad, kMaxKeySets> kg;
     for (size_t s = 0; s < q.size(); ++s) qg[s] = {d_o[s], dq[s]};
-    for (size_t s = 0; s < k.size(); ++s) kg[s] = {dk[s], dv[s], accumulate};
+    for (size_t s = 0; s < k.size(); ++s)
+      if (wanted[s]) kg[s] = {dk[s], dv[s], accumulate};
     attention_backward(Exec{}, shape(), queries(), keys(), qg, kg);
   }
   int64_t visible_pairs() const {  // of one head, all streams, sequences and documents
@@ -119,6 +121,7 @@ class AttentionCall {
   std::array<Matrix, kMaxKeySets> k, v, dk, dv;
   float scale;
   bool skip_tiles = true, accumulate = false;
+  std::array<bool, kMaxKeySets> wanted{true, true, true};  // key gradients that backward is asked for
   std::vector<int32_t> starts_;
 
  private:

@@ -27,27 +27,32 @@ inline Range visible_keys(Band band, int64_t i, int64_t document_start) {
   return {std::max(document_start, i - band.hi), i - band.lo + 1};  // i >= 0, so hi = kInf does not overflow
 }
 
-// The visible keys of up to kTile queries in one key set; queries past the end of the sequence see none.
-struct Visible {
-  alignas(64) int32_t begin[kTile], end[kTile];
+// The visible keys of up to kQueries queries in one key set; queries past the end of the sequence see none.
+template <int64_t kQueries>
+struct VisibleOf {
+  alignas(64) int32_t begin[kQueries], end[kQueries];
   Range any;  // union over the queries
 
   void set(const AttentionShape& shape, int64_t sequence, Band band, int64_t first, int64_t queries) {
-    any = {shape.length, 0};
-    for (int64_t i = 0; i < kTile; ++i) {
-      Range keys;
-      if (i < queries)
-        keys =
-            visible_keys(band, first + i, shape.document_start[size_t(sequence * shape.length + first + i)]);
-      if (keys.empty()) keys = {0, 0};
-      begin[i] = int32_t(keys.begin);
-      end[i] = int32_t(keys.end);
-      if (!keys.empty()) any = {std::min(any.begin, keys.begin), std::max(any.end, keys.end)};
+    if (band.empty()) queries = 0;
+    const int32_t* start = shape.document_start.data() + sequence * shape.length + first;
+    const auto lo = int32_t(std::min(band.lo, shape.length)), hi = int32_t(std::min(band.hi, shape.length));
+    const auto at = int32_t(first);
+    auto low = int32_t(shape.length), high = int32_t(0);
+    for (int32_t i = 0; i < int32_t(queries); ++i) {
+      const int32_t from = std::max(start[i], at + i - hi), to = at + i - lo + 1;
+      const bool none = to <= from;
+      begin[i] = none ? 0 : from;
+      end[i] = none ? 0 : to;
+      low = std::min(low, none ? low : from);
+      high = std::max(high, none ? high : to);
     }
-    if (any.empty()) any = {0, 0};
+    for (int64_t i = queries; i < kQueries; ++i) begin[i] = end[i] = 0;
+    any = low < high ? Range{low, high} : Range{0, 0};
   }
   bool at(int64_t query, int64_t key) const { return begin[query] <= key && key < end[query]; }
 };
+using Visible = VisibleOf<kTile>;
 
 // All ones in the lanes of queries [i, i + kLanes) that see `key`.
 inline IntVec lanes_that_see(const Visible& visible, int64_t i, int64_t key) {
@@ -165,6 +170,14 @@ inline Range keys_to_visit(const AttentionShape& shape, const QueryStreams& quer
   any = {std::max(any.begin, piece.keys.begin) / kTile * kTile,
          std::min(round_up(any.end, kTile), piece.keys.end)};
   return any.empty() ? Range{} : any;
+}
+
+inline std::array<Range, kMaxKeySets> keys_of_piece(const AttentionShape& shape, const QueryStreams& queries,
+                                                    const KeySets& keys, const Piece& piece) {
+  std::array<Range, kMaxKeySets> used;
+  for (size_t s = 0; s < keys.size(); ++s)
+    if (keys[s].k) used[s] = keys_to_visit(shape, queries, piece, s);
+  return used;
 }
 
 // Brings rows into the cache a few at a time while something else is computed: those that the next head reads

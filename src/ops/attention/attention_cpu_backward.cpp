@@ -1,5 +1,6 @@
 // Backward: probabilities are computed again from the saved log-sum-exp. A piece owns the key gradients of
 // one key head, or the query gradients of its query heads, or both, and adds to them in a fixed order.
+#include <algorithm>
 #include <cmath>
 
 #include "ops/attention/attention_cpu.h"
@@ -126,8 +127,6 @@ void row_statistics(const QueryStream& stream, const QueryGrad& grad, int64_t ro
   }
 }
 
-constexpr int64_t kRowsAhead = 96;  // rows to fetch per block of queries and tile of keys
-
 // A block of queries (the one at `block` of the tile at `tile` of the panel) against the keys of a run.
 struct Step {
   Run run;
@@ -170,9 +169,7 @@ void backward_piece(const AttentionShape& shape, const QueryStreams& queries, co
   [[maybe_unused]] const typename Engine::Session session;
   const int64_t hd = shape.head_dim, dim = round_up(hd, Engine::kPad), group = shape.heads / shape.kv_heads;
   const int64_t base = piece.sequence * shape.length, key_col = piece.key_head * hd;
-  std::array<Range, kMaxKeySets> used;
-  for (size_t s = 0; s < keys.size(); ++s)
-    if (keys[s].k) used[s] = keys_to_visit(shape, queries, piece, s);
+  const std::array<Range, kMaxKeySets> used = keys_of_piece(shape, queries, keys, piece);
   const auto mem = carve([&](Carver& carver) { return BackwardMemory<Engine>(carver, used, dim); });
 
   for (size_t s = 0; s < keys.size(); ++s) {
@@ -282,7 +279,7 @@ void backward_piece(const AttentionShape& shape, const QueryStreams& queries, co
                                          shape.scale * kLog2e, rows.lse + col, rows.delta + col, mem.s,
                                          mem.dp, mem.p + col, ds_a + col,
                                          mem.ds_b + offset * kPanelStride + col * Engine::kPack);
-                ahead.fetch(kRowsAhead);
+                ahead.fetch(Engine::kRowsAhead);
                 extend(key_range[col / kBlock], offset + run.k0, offset + run.k1,
                        [&](int64_t from, int64_t to) {
                          zero_block(mem.ds_b + col * Engine::kPack, from, to, Engine::kPack);
@@ -295,7 +292,7 @@ void backward_piece(const AttentionShape& shape, const QueryStreams& queries, co
                     }
                   });
               }
-              if (!wanted.key_grads) continue;
+              if (!wanted.key_grads || !key_grads[s].dk) continue;
               const bool exact = !finite || !mem.finite[s][tile];
               for (int64_t k = 0; k < kTile; k += kBlock) {
                 const Range range = query_range[k / kBlock];
@@ -339,7 +336,7 @@ void backward_piece(const AttentionShape& shape, const QueryStreams& queries, co
   if (!wanted.key_grads) return;
   std::fill_n(mem.dq, kTile * dim, 0.0F);  // for keys that nothing reads
   for (size_t s = 0; s < keys.size(); ++s) {
-    if (!keys[s].k) continue;
+    if (!keys[s].k || !key_grads[s].dk) continue;
     const KeyGrad& grad = key_grads[s];
     for (int64_t j = piece.keys.begin; j < piece.keys.end; j += kTile) {
       const int64_t n = std::min(kTile, piece.keys.end - j), at = (j - used[s].begin) * dim;
@@ -369,6 +366,8 @@ void attention_backward_cpu(const AttentionShape& shape, const QueryStreams& que
   const int64_t heads = shape.batch * shape.kv_heads;
   if (heads * shape.length == 0) return;
   const Range all{0, shape.length};
+  const bool any_keys =
+      std::any_of(key_grads.begin(), key_grads.end(), [](const KeyGrad& g) { return bool(g.dk); });
   const bool together = heads >= kEnough || shape.length <= 4 * kTile;
   const std::vector<Range> parts =
       together ? std::vector<Range>{all} : cut(shape.length, std::min(kParts / heads, shape.length / 256));
@@ -381,13 +380,13 @@ void attention_backward_cpu(const AttentionShape& shape, const QueryStreams& que
     };
     if (together)
       return for_head_groups(shape, [&](int64_t head, bool next) {
-        run(head, all, all, {true, true}, next);
+        run(head, all, all, {true, any_keys}, next);
       });
     parallel_for(2 * heads * count, [&](int64_t i) {
       const Range part = parts[size_t(i / 2 % count)];
       if (i % 2 == 0)
         run(i / 2 / count, part, all, {true, false}, false);
-      else
+      else if (any_keys)
         run(i / 2 / count, all, part, {false, true}, false);
     });
   });

@@ -59,8 +59,10 @@ inline void round_to(float* to, Vec x) {
 struct F32Engine {
   using Elem = float;
   static constexpr int64_t kPad = 16, kPack = 1;
-  static constexpr int kExpDegree = 6;
+  static constexpr int kExpDegree = 5;
   static constexpr bool kOneLayout = true;  // A and B of the same matrix are the same memory
+  static constexpr int64_t kRowsAhead =
+      96;  // to fetch in the backward pass, per block of queries and tile of keys
 
   struct Session {};  // nothing to set up on a thread
 
@@ -169,8 +171,10 @@ struct F32Engine {
 struct AmxEngine {
   using Elem = bf16;
   static constexpr int64_t kPad = 32, kPack = 2;
-  static constexpr int kExpDegree = 5;  // probabilities are rounded to 8 bits
+  static constexpr int kExpDegree = 4;  // probabilities are rounded to 8 bits
   static constexpr bool kOneLayout = false;
+  // Few: rows on their way take the buffers that tile loads from the second-level cache need.
+  static constexpr int64_t kRowsAhead = 24;
 
   using Session = TileSession;
 

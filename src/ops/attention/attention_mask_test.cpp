@@ -1,6 +1,7 @@
 // Which pairs count: bands, documents, tiles, poison, and what must not change a bit.
 #include <cstring>
 
+#include "base/error.h"
 #include "ops/attention/attention_case.h"
 
 namespace sps::ops {

@@ -120,7 +120,7 @@ void attention_backward_ref(const AttentionShape& a, const QueryStreams& queries
       }
     }
     for (size_t s = 0; s < keys.size(); ++s) {
-      if (!keys[s].k) continue;
+      if (!keys[s].k || !key_grads[s].dk) continue;
       const KeyGrad& grad = key_grads[s];
       for (int64_t j = 0; j < a.length; ++j)
         for (int64_t d = 0; d < hd; ++d) {

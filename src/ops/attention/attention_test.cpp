@@ -1,6 +1,7 @@
 // Numbers: the reference against central differences, the fast code against the reference.
 #include <cstring>
 
+#include "base/error.h"
 #include "ops/attention/attention_case.h"
 
 namespace sps::ops {
@@ -187,6 +188,35 @@ TEST(Attention, KeyGradientsAccumulateOrOverwrite) {
           ASSERT_EQ(float(added.dv[s].get(r, d)), float(plain.dv[s].get(r, d)) - 1.0F);
         }
   }
+}
+
+// Sets whose owner takes no gradient: the others' gradients keep their bits, and nothing is written for them.
+TEST(Attention, KeyGradientsThatNobodyWantsAreLeftOut) {
+  const AttentionCase cases[] = {
+      random_case(12, 90), sps({.batch = 2, .length = 150, .heads = 4, .kv_heads = 2, .head_dim = 16}, 9),
+      sps({.batch = 1, .length = 600, .heads = 1, .kv_heads = 1, .head_dim = 16}, 70)};  // cut in parts
+  for (const AttentionCase& c : cases)
+    for (DType dtype : {DType::f64, DType::f32, DType::bf16})
+      for (size_t unwanted = 0; unwanted < (size_t(1) << kMaxKeySets); ++unwanted) {
+        AttentionCall all(c, dtype), some(c, dtype);
+        for (size_t s = 0; s < kMaxKeySets; ++s) {
+          some.wanted[s] = (unwanted >> s & 1) == 0;
+          if (c.sets[s]) some.dk[s].fill(7), some.dv[s].fill(7);
+        }
+        all.forward(), some.forward();
+        all.backward(), some.backward();
+        for (size_t t = 0; t < kMaxQueryStreams; ++t) {
+          if (!c.streams[t]) continue;
+          SPS_EXPECT_CLOSE(some.dq[t], all.dq[t], 0);
+        }
+        for (size_t s = 0; s < kMaxKeySets; ++s) {
+          if (!c.sets[s]) continue;
+          for (const auto& [got, want] : {std::pair{&some.dk[s], &all.dk[s]}, {&some.dv[s], &all.dv[s]}})
+            for (int64_t r = 0; r < (*got)->rows; ++r)
+              for (int64_t d = 0; d < (*got)->cols; ++d)
+                ASSERT_EQ(got->get(r, d), some.wanted[s] ? want->get(r, d) : 7) << c.name << " set " << s;
+        }
+      }
 }
 
 }  // namespace

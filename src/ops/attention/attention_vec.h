@@ -46,42 +46,60 @@ inline Vec greater(Vec a, Vec b) {
   return a > b ? a : b;
 #endif
 }
-inline bool any_different(Vec a, Vec b) {
+// The greatest lane, in every lane.
+inline Vec greatest(Vec v) {
 #ifdef __AVX512F__
-  return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ) != 0;
+  v = greater(v, __builtin_shuffle(v, IntVec{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
+  v = greater(v, __builtin_shuffle(v, IntVec{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
+  v = greater(v, __builtin_shuffle(v, IntVec{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
+  return greater(v, __builtin_shuffle(v, IntVec{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
 #else
-  const IntVec different = a != b;
-  int32_t any = 0;
-  for (int i = 0; i < kLanes; ++i) any |= different[i];
-  return any != 0;
+  v = greater(v, __builtin_shuffle(v, IntVec{4, 5, 6, 7, 0, 1, 2, 3}));
+  v = greater(v, __builtin_shuffle(v, IntVec{2, 3, 0, 1, 6, 7, 4, 5}));
+  return greater(v, __builtin_shuffle(v, IntVec{1, 0, 3, 2, 5, 4, 7, 6}));
 #endif
 }
 
-// 2^x to 2e-7 (degree 6) or 3e-6 (degree 5); 2^0 is exactly 1, far negative x and -inf give exactly 0, NaN
-// stays NaN. x = k + r with k an integer; the Taylor polynomial of 2^r on |r| <= 1/2.
+// 2^x to 8e-8 (degree 5) or 3e-6 (degree 4); 2^0 is exactly 1, far negative x and -inf give exactly 0, NaN
+// stays NaN. x = k + r with k an integer and 0 <= r <= 1; a minimax polynomial for 2^r, by Remez.
 template <int kDegree>
 inline Vec exp2(Vec x) {
-  constexpr float kTerms[] = {1.0F,           6.93147181e-1F, 2.40226507e-1F, 5.55041087e-2F,
-                              9.61812911e-3F, 1.33335581e-3F, 1.54035304e-4F};
+  static_assert(kDegree == 4 || kDegree == 5);
+  static constexpr float kTerms[2][6] = {
+      {1.0F, 0.693044845F, 0.241280205F, 0.0522424743F, 0.0134266843F},
+      {1.0F, 0.693151312F, 0.24016445F, 0.0557999131F, 0.00901703029F, 0.00186713008F}};
+  constexpr const float* kTerm = kTerms[kDegree - 4];
 #ifdef __AVX512F__
-  x = greater(broadcast(-200.0F), x);
-  const Vec k = _mm512_maskz_roundscale_ps(kAll, x, 0), r = x - k;
+  constexpr int kDown = 0x09;  // round down, silently; scalef rounds its exponent down too
+  const Vec r = _mm512_maskz_reduce_ps(kAll, x, kDown);
 #else
   const Vec kept = x, lowest = broadcast(-126.0F), highest = broadcast(127.0F);
   x = x < lowest ? lowest : x;
   x = x > highest ? highest : x;
   constexpr float kShift = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-  const Vec shifted = x + kShift, r = x - (shifted - kShift);
+  const Vec shifted = (x - 0.5F) + kShift, r = x - (shifted - kShift);
   const WordVec exponent = ((WordVec)shifted - (WordVec)broadcast(kShift) + 127U) << 23;
 #endif
-  Vec p = broadcast(kTerms[kDegree]);
+  Vec p = broadcast(kTerm[kDegree]);
 #pragma GCC unroll 8
-  for (int t = kDegree - 1; t >= 0; --t) p = p * r + broadcast(kTerms[t]);
+  for (int t = kDegree - 1; t >= 0; --t) p = p * r + broadcast(kTerm[t]);
 #ifdef __AVX512F__
-  return _mm512_maskz_scalef_ps(kAll, p, k);
+  return _mm512_maskz_scalef_ps(kAll, p, x);
 #else
   return kept < lowest ? Vec{} : p * (Vec)exponent;
 #endif
+}
+
+// log2(x) for normal x > 0, to about 1e-7 or an ulp: the exponent and mantissa as they stand are within 0.09
+// of it, and two of Halley's steps towards 2^y = x bring that to 1e-5 and to nothing.
+inline Vec log2(Vec x) {
+  constexpr float kTwiceLog2e = 2.88539008F;
+  Vec y = __builtin_convertvector((IntVec)x, Vec) * 0x1p-23F - 127.0F;
+  for (int step = 0; step < 2; ++step) {
+    const Vec z = x * exp2<5>(-y);
+    y += kTwiceLog2e * (z - 1.0F) / (z + 1.0F);
+  }
+  return y;
 }
 
 // dst[c][r] = src[r][c] for 32-bit words; rows and cols multiples of 16; strides in words.

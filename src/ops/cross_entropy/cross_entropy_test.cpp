@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/error.h"
 #include "base/threads.h"
 #include "ops/check.h"
 #include "ops/linear/gemm.h"

@@ -1,5 +1,6 @@
 #include "ops/fold_gain/fold_gain.h"
 
+#include "base/error.h"
 #include "base/threads.h"
 #include "ops/check.h"
 

@@ -1,5 +1,6 @@
 #include "ops/gates/gates.h"
 
+#include "base/error.h"
 #include "base/threads.h"
 #include "ops/check.h"
 

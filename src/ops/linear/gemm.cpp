@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/error.h"
 #include "base/threads.h"
 #include "ops/vec.h"
 

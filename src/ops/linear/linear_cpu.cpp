@@ -23,7 +23,6 @@ namespace sps::ops {
 namespace {
 
 constexpr int64_t kMostK = 1024;                   // longest span of k
-constexpr int64_t kMostTileK = 4096;               // longest k of the products on tiles, which do not cut it
 constexpr int64_t kMostCols = 512;                 // widest block of columns computed in scratch
 constexpr int64_t kSpanBytes = 3 << 19;            // of b in a span that all chunks read again
 constexpr int64_t kFewRowsCols = 128;              // the unit of work when there are few rows
@@ -276,12 +275,6 @@ void Product::run() {
   }
 }
 
-#ifdef SPS_AMX
-bool use_tiles() {
-  return cpu_multiplies_bf16() && amx_permitted();
-}
-#endif
-
 }  // namespace
 
 void product_cpu(Tensor a, Transposed a_transposed, Tensor b, Transposed b_transposed, Tensor c,
@@ -297,8 +290,7 @@ void product_cpu(Tensor a, Transposed a_transposed, Tensor b, Transposed b_trans
     return;
   }
 #ifdef SPS_AMX
-  if (a.dtype == DType::bf16 && a_transposed == Transposed::no && c.rows >= kPackFromRows &&
-      k <= kMostTileK && use_tiles())
+  if (a_transposed == Transposed::no && row_product_is_fast(a))
     return row_product_on_tiles(a, b, b_transposed == Transposed::yes, c, acc == Accumulate::yes);
 #endif
   Product(a, a_transposed, b, b_transposed, c, acc).run();
@@ -306,7 +298,7 @@ void product_cpu(Tensor a, Transposed a_transposed, Tensor b, Transposed b_trans
 
 void weight_gradient_cpu(Tensor dy, Tensor x, Tensor dw) {
 #ifdef SPS_AMX
-  if (dy.dtype == DType::bf16 && !dw.empty() && dy.rows > 0 && use_tiles())
+  if (dy.dtype == DType::bf16 && !dw.empty() && dy.rows > 0 && tiles::usable())
     return weight_gradient_on_tiles(dy, x, dw);
 #endif
   product_cpu(dy, Transposed::yes, x, Transposed::no, dw, Accumulate::yes);

@@ -1,27 +1,21 @@
-// b is laid out once, in panels of 32 columns. A piece of work is a chunk of rows and a group of panels that
-// stay in the second-level cache: 32 rows of a meet all panels of the group before the next 32 rows. A block
-// of 32 x 32 sums lives in tile registers over all of k and is rounded once.
 #include "ops/linear/row_product.h"
 
 #ifdef SPS_AMX
 
-#include <algorithm>
 #include <cstring>
 
-#include "base/threads.h"
-#include "ops/linear/tiles.h"
+#include "ops/linear/gemm.h"
 #include "ops/linear/transpose.h"
-#include "tensor/arena.h"
 
 namespace sps::ops {
 
+namespace tiles {
+
+bool usable() {
+  return cpu_multiplies_bf16() && amx_permitted();
+}
+
 namespace {
-
-using namespace tiles;
-
-constexpr int64_t kChunk = 256;           // rows of a piece of work
-constexpr int64_t kGroupBytes = 3 << 18;  // of panels that are read again for each 32 rows
-constexpr int64_t kPieces = 8;            // pieces of work wanted before chunks and groups are made larger
 
 // to [32, 32] = from [rows, cols] with zeros around it.
 void pad_block(const bf16* from, int64_t stride, int64_t rows, int64_t cols, bf16* to, int64_t to_stride) {
@@ -32,100 +26,89 @@ void pad_block(const bf16* from, int64_t stride, int64_t rows, int64_t cols, bf1
   }
 }
 
-// Operand B of a dense block [k, n]: rows 2r and 2r+1 interleaved.
-void lay_out(const bf16* block, bf16* to) {
+// Operand B of a block [k, n]: rows 2r and 2r+1 interleaved.
+void lay_out(const bf16* block, int64_t stride, bf16* to) {
   const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
   const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
   for (int64_t r = 0; r < kSide; r += 2) {
-    const __m512i a = _mm512_load_si512(block + r * kSide), b = _mm512_load_si512(block + (r + 1) * kSide);
+    const __m512i a = _mm512_loadu_si512(block + r * stride);
+    const __m512i b = _mm512_loadu_si512(block + (r + 1) * stride);
     const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
     _mm512_store_si512(to + r * 16, _mm512_permutex2var_epi64(low, first, high));
     _mm512_store_si512(to + kTileSize + r * 16, _mm512_permutex2var_epi64(low, second, high));
   }
 }
-// Of a dense block [n, k]: a pair of neighbours in a row is a word, and the words are transposed.
-void lay_out_transposed(const bf16* block, bf16* to) {
+// Of a block [n, k] of even stride: a pair of neighbours in a row is a word, and the words are transposed.
+void lay_out_transposed(const bf16* block, int64_t stride, bf16* to) {
   const auto* words = reinterpret_cast<const uint32_t*>(block);
   auto* tiles = reinterpret_cast<uint32_t*>(to);
-  transpose_block(words, kSide / 2, tiles, 16);
-  transpose_block(words + 16 * kSide / 2, kSide / 2, tiles + kTileSize / 2, 16);
+  transpose_block(words, stride / 2, tiles, 16);
+  transpose_block(words + 16 * stride / 2, stride / 2, tiles + kTileSize / 2, 16);
 }
 
-// to [rows, cols] (+)= sum.
+// c (+)= the sums.
 template <class T>
-void write_block(const float* sum, T* to, int64_t stride, int64_t rows, int64_t cols, bool accumulate) {
-  for (int64_t r = 0; r < rows; ++r, to += stride) {
-    const float* from = sum + r / 16 * 2 * kSumTile + r % 16 * 16;
+struct Store {
+  static constexpr int64_t kPanels = 1;
+  Tensor c;
+  bool accumulate;
+
+  static int64_t panel(int64_t unit, int64_t) { return unit; }
+  void row(const float* const* sums, int64_t row, int64_t unit, int64_t r) const {
+    T* to = c.row<T>(row) + unit * kSide;
+    const int64_t cols = std::min(kSide, c.cols - unit * kSide);
+    if constexpr (sizeof(T) == 2)
+      if (cols == kSide && !accumulate) return _mm512_storeu_si512(to, rounded_row(sums[0], r));
+    const float* from = sum_row(sums[0], r);
     for_lanes(cols, [&](int64_t i, auto mask) {
       const Lanes v = load_lanes(from + i / 16 * kSumTile, mask);
       store_lanes(to + i, accumulate ? load_lanes(to + i, mask) + v : v, mask);
     });
   }
-}
+  void ahead(int64_t row, int64_t unit) const { prefetch<true>(c.row<T>(row) + unit * kSide, kSide); }
+};
 
 }  // namespace
 
-void row_product_on_tiles(Tensor a, Tensor b, bool b_transposed, Tensor c, bool accumulate) {
-  const int64_t m = a.rows, n = c.cols, k = a.cols;
-  const int64_t panels = ceil_div(n, kSide), steps = ceil_div(k, kSide), panel_size = steps * kBlockSize;
-  const size_t panels_bytes = size_t(panels * panel_size) * sizeof(bf16);
-  const size_t own_bytes = size_t(panel_size) * sizeof(bf16);
-  // The calling thread keeps the panels in front of its own working memory: 32 rows of a with zeros around
-  // them.
-  std::byte* shared = thread_scratch(ScratchSlot::gemm, panels_bytes + own_bytes);
-  auto* b_panels = reinterpret_cast<bf16*>(shared);
-  const int caller = thread_index();
-
+void lay_out_panels(Tensor b, bool b_transposed, int64_t panels, int64_t steps, bf16* to) {
+  const int64_t n = b_transposed ? b.rows : b.cols, k = b_transposed ? b.cols : b.rows;
   parallel_for(panels, [&](int64_t p) {
     alignas(64) uint16_t space[kBlockSize];
-    auto* block = reinterpret_cast<bf16*>(space);
+    auto* padded = reinterpret_cast<bf16*>(space);
     const int64_t col = p * kSide, cols = std::min(kSide, n - col);
     for (int64_t s = 0; s < steps; ++s) {
       const int64_t row = s * kSide, rows = std::min(kSide, k - row);
-      bf16* to = b_panels + p * panel_size + s * kBlockSize;
-      if (b_transposed) {
-        pad_block(b.row<bf16>(col) + row, b.stride, cols, rows, block, kSide);
-        lay_out_transposed(block, to);
-      } else {
-        pad_block(b.row<bf16>(row) + col, b.stride, rows, cols, block, kSide);
-        lay_out(block, to);
+      const bf16* block = b_transposed ? b.row<bf16>(col) + row : b.row<bf16>(row) + col;
+      int64_t stride = b.stride;
+      if (rows < kSide || cols < kSide || (b_transposed && stride % 2 != 0)) {
+        pad_block(block, stride, b_transposed ? cols : rows, b_transposed ? rows : cols, padded, kSide);
+        block = padded, stride = kSide;
       }
+      bf16* at = to + (p * steps + s) * kBlockSize;
+      b_transposed ? lay_out_transposed(block, stride, at) : lay_out(block, stride, at);
     }
   });
+}
 
-  // Few chunks: smaller groups, so that all threads have work.
-  int64_t chunk = kChunk;
-  while (chunk > 64 && ceil_div(m, chunk) < kPieces) chunk /= 2;
-  const int64_t chunks = ceil_div(m, chunk), wanted_groups = ceil_div(kPieces, chunks);
-  const int64_t fitting = std::max<int64_t>(kGroupBytes / int64_t(size_t(panel_size) * sizeof(bf16)), 1);
-  const int64_t group = std::min(fitting, ceil_div(panels, wanted_groups));
-  parallel_for(chunks * ceil_div(panels, group), [&](int64_t i) {
-    const int64_t begin = i % chunks * chunk, end = std::min(begin + chunk, m);
-    const int64_t first = i / chunks * group, last = std::min(first + group, panels);
-    auto* padded = reinterpret_cast<bf16*>(
-        thread_index() == caller ? shared + panels_bytes : thread_scratch(ScratchSlot::gemm, own_bytes));
-    alignas(64) float sum[kBlockSize];
-    const TileSession session;
-    for (int64_t row = begin; row < end; row += kSide) {
-      const int64_t rows = std::min(kSide, end - row);
-      RowsOfA from{a.row<bf16>(row), a.stride, 16 * a.stride, kSide};
-      if (rows < kSide || k % kSide != 0) {
-        const int64_t stride = steps * kSide;
-        for (int64_t s = 0; s < steps; ++s)
-          pad_block(from.data + s * kSide, a.stride, rows, std::min(kSide, k - s * kSide), padded + s * kSide,
-                    stride);
-        from = {padded, stride, 16 * stride, kSide};
-      }
-      for (int64_t p = first; p < last; ++p) {
-        multiply(from, b_panels + p * panel_size, steps, sum, false, [] {});
-        const int64_t col = p * kSide, cols = std::min(kSide, n - col);
-        if (c.dtype == DType::bf16)
-          write_block(sum, c.row<bf16>(row) + col, c.stride, rows, cols, accumulate);
-        else
-          write_block(sum, c.row<float>(row) + col, c.stride, rows, cols, accumulate);
-      }
-    }
-  });
+void pad_rows(const bf16* from, int64_t from_stride, int64_t rows, int64_t cols, bf16* to, int64_t stride) {
+  for (int64_t c = 0; c < stride; c += kSide)
+    pad_block(from + c, from_stride, rows, std::min(kSide, cols - c), to + c, stride);
+}
+
+}  // namespace tiles
+
+bool row_product_is_fast(Tensor a) {
+  constexpr int64_t kFewestRows = 32;  // for fewer, laying out b does not pay
+  constexpr int64_t kMostK = 4096;     // k is not cut
+  return a.dtype == DType::bf16 && a.rows >= kFewestRows && a.cols > 0 && a.cols <= kMostK && tiles::usable();
+}
+
+void row_product_on_tiles(Tensor a, Tensor b, bool b_transposed, Tensor c, bool accumulate) {
+  const int64_t units = tiles::ceil_div(c.cols, tiles::kSide);
+  if (c.dtype == DType::bf16)
+    tiles::row_product(a, b, b_transposed, c.cols, units, tiles::Store<bf16>{c, accumulate});
+  else
+    tiles::row_product(a, b, b_transposed, c.cols, units, tiles::Store<float>{c, accumulate});
 }
 
 }  // namespace sps::ops

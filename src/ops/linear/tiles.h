@@ -13,9 +13,38 @@ constexpr int64_t kBlockSize = kSide * kSide;  // elements of a block, of sums o
 constexpr int64_t kTileSize = 512;             // bf16 elements of a tile
 constexpr int64_t kSumTile = 256;              // f32 elements of a tile
 
+// Whether this machine lets us multiply on tiles and nothing forces other instructions.
+bool usable();
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
+
+// Asks for the rows [row, end) of a matrix, a few lines at each call of some().
+class RowPrefetch {
+ public:
+  RowPrefetch(const bf16* base, int64_t stride, int64_t cols, int64_t row, int64_t end)
+      : at_(reinterpret_cast<const char*>(base + row * stride)),
+        step_(stride * 2),
+        bytes_(cols * 2),
+        rows_left_(std::max<int64_t>(end - row, 0)) {}
+  int64_t lines() const { return rows_left_ * ceil_div(bytes_, 64); }
+  void some(int64_t lines) {
+    for (; lines > 0 && rows_left_ > 0; --lines) {
+      _mm_prefetch(at_ + offset_, _MM_HINT_T1);
+      offset_ += 64;
+      if (offset_ >= bytes_) {
+        offset_ = 0;
+        at_ += step_;
+        --rows_left_;
+      }
+    }
+  }
+
+ private:
+  const char* at_;
+  int64_t step_, bytes_, rows_left_, offset_ = 0;
+};
 
 // Rows of operand A: the next row, the rows of the second tile, the next 32 columns, all in elements.
 struct RowsOfA {

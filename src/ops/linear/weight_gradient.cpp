@@ -31,32 +31,6 @@ constexpr int64_t kWideBlocks = 40;    // and along its columns
 constexpr int64_t kRangeRows = 2048;   // fewest rows that pay for a separate sum
 constexpr int64_t kPieces = 16;        // separate sums are made up to this number of pieces
 
-// Asks for the rows [row, end) of a matrix, a few lines at each call of some().
-class RowPrefetch {
- public:
-  RowPrefetch(const bf16* base, int64_t stride, int64_t cols, int64_t row, int64_t end)
-      : at_(reinterpret_cast<const char*>(base + row * stride)),
-        step_(stride * 2),
-        bytes_(cols * 2),
-        rows_left_(std::max<int64_t>(end - row, 0)) {}
-  int64_t lines() const { return rows_left_ * ceil_div(bytes_, 64); }
-  void some(int64_t lines) {
-    for (; lines > 0 && rows_left_ > 0; --lines) {
-      _mm_prefetch(at_ + offset_, _MM_HINT_T1);
-      offset_ += 64;
-      if (offset_ >= bytes_) {
-        offset_ = 0;
-        at_ += step_;
-        --rows_left_;
-      }
-    }
-  }
-
- private:
-  const char* at_;
-  int64_t step_, bytes_, rows_left_, offset_ = 0;
-};
-
 __m512i unpack_words(__m512i a, __m512i b, bool high) {
   return high ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
 }

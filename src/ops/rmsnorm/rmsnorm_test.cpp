@@ -1,5 +1,6 @@
 #include "ops/rmsnorm/rmsnorm.h"
 
+#include "base/error.h"
 #include "ops/check.h"
 
 namespace sps::ops {

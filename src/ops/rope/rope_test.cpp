@@ -2,6 +2,7 @@
 
 #include <complex>
 
+#include "base/error.h"
 #include "ops/check.h"
 
 namespace sps::ops {

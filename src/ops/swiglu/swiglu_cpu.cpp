@@ -2,7 +2,7 @@
 // fetching the next row while this one is computed pays; see vec.h.
 #include "ops/rowwise.h"
 #include "ops/swiglu/swiglu_kernels.h"
-#include "ops/vec.h"
+#include "ops/swiglu/swiglu_lanes.h"
 
 namespace sps::ops {
 
@@ -11,18 +11,17 @@ namespace {
 template <class Act>
 void forward_piece(const Act* gate, const Act* up, Act* h, int64_t n) {
   for_lanes(n, [&](int64_t c, auto mask) {
-    const Lanes z = load_lanes(gate + c, mask);
-    store_lanes(h + c, z * fast_sigmoid(z) * load_lanes(up + c, mask), mask);
+    store_lanes(h + c, swiglu_lanes(load_lanes(gate + c, mask), load_lanes(up + c, mask)), mask);
   });
 }
 
 template <class Act>
 void backward_piece(const Act* gate, const Act* up, const Act* dh, Act* dgate, Act* dup, int64_t n) {
   for_lanes(n, [&](int64_t c, auto mask) {
-    const Lanes z = load_lanes(gate + c, mask), u = load_lanes(up + c, mask);
-    const Lanes s = fast_sigmoid(z), ds = load_lanes(dh + c, mask) * s;
-    store_lanes(dgate + c, ds * u * (1.0F + z * (1.0F - s)), mask);
-    store_lanes(dup + c, ds * z, mask);
+    const SwigluGradient d =
+        swiglu_gradient_lanes(load_lanes(gate + c, mask), load_lanes(up + c, mask), load_lanes(dh + c, mask));
+    store_lanes(dgate + c, d.gate, mask);
+    store_lanes(dup + c, d.up, mask);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/error.h"
 #include "base/threads.h"
 #include "ops/check.h"
 
