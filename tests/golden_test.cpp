@@ -80,25 +80,26 @@ const std::vector<Preset>& presets() {
   return all;
 }
 
-// Five steps of 4 windows of 128 tokens in two micro-batches: the rates of one batch (twice), of two, of the
-// plateau, of the first step of the decay.
-RunConfig five_steps(const Preset& preset, const fs::path& data) {
+// Four steps of 4 windows of 128 tokens in two micro-batches: the rate of one batch (twice), of the plateau,
+// of the first step of the decay. No more: each step of AdamW multiplies what rounding does to small
+// gradients, and after a fifth another order of sums shows at 1e-5.
+RunConfig four_steps(const Preset& preset, const fs::path& data) {
   std::string recipe = "demo_" + std::string(preset.name);
   if (recipe.ends_with("_state")) recipe.resize(recipe.size() - 6);
   std::vector<std::string> overrides{
-      "context=128",       "train.global_batch=4",        "train.micro_batch=2",
-      "train.tokens=2560", "schedule.warmup_tokens=1280", "schedule.decay_tokens=768",
+      "context=128",       "train.global_batch=4",       "train.micro_batch=2",
+      "train.tokens=2048", "schedule.warmup_tokens=768", "schedule.decay_tokens=768",
       "run.dtype=f32",     "data.dir=" + data.string()};
   overrides.insert(overrides.end(), preset.overrides.begin(), preset.overrides.end());
   return load_run_config(recipe + "_100k", overrides);
 }
 
 Json compute(const Preset& preset, const fs::path& data) {
-  Trainer trainer(five_steps(preset, data));
+  Trainer trainer(four_steps(preset, data));
   Json result{{"parameters", trainer.model().parameters().count()},
               {"non_embedding", trainer.model().parameters().non_embedding()},
               {"initial_weights", hex(trainer.model().store().hash())}};
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < 4; ++i) {
     const Trainer::Step s = trainer.step();
     result["lr"].push_back(s.lr);
     result["scored"].push_back(s.scored);
@@ -164,8 +165,8 @@ TEST_F(GoldenTest, StepsCrossTheWholeSchedule) {
   if (updating()) GTEST_SKIP() << "the stored file is being written";
   const Json want = Json::parse(read_text(golden("steps.json"))).at("presets");
   for (const auto& [name, values] : want.items()) {
-    const double rates[] = {0.8e-3, 0.8e-3, 1.6e-3, 2e-3, 2e-4 + 512.0 / 768 * 1.8e-3};
-    for (size_t i = 0; i < 5; ++i) EXPECT_NEAR(values.at("lr")[i].get<double>(), rates[i], 1e-12) << name;
+    const double rates[] = {2e-3 * 512 / 768, 2e-3 * 512 / 768, 2e-3, 2e-4 + 512.0 / 768 * 1.8e-3};
+    for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(values.at("lr")[i].get<double>(), rates[i], 1e-12) << name;
   }
 }
 

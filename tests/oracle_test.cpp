@@ -55,9 +55,10 @@ class Oracles : public testing::Test {
     Arguments paths;
     std::error_code ignored;
     for (const auto& folder : fs::directory_iterator(kSource / "../shared/data", ignored))
-      if (folder.path().filename().string().starts_with("corpus"))
-        for (const InputFile& file : DocumentReader({folder.path() / "*.jsonl*"}).input_files())
-          paths.push_back(file.path);
+      if (folder.path().filename().string().starts_with("corpus")) {
+        const DocumentReader reader({folder.path() / "*.jsonl*"});
+        for (const InputFile& file : reader.input_files()) paths.push_back(file.path);
+      }
     std::sort(paths.begin(), paths.end());
     return paths;
   }

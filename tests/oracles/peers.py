@@ -3,6 +3,7 @@ import io
 import json
 import os
 import subprocess
+import unicodedata
 
 # Without this tiktoken keeps copies by name and does not see that a file has changed.
 os.environ["TIKTOKEN_CACHE_DIR"] = ""
@@ -59,12 +60,20 @@ def huggingface_tokenizer(path):
 
 
 def encoder(peer, path):
-    """A function from a list of texts to their lists of ids."""
+    """A function from a list of texts to their lists of ids; None where the peer's normal form is not Unicode's."""
     if peer == "tiktoken":
         encoding = tiktoken_encoding(path)
         return lambda texts: encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count())
     tokenizer = huggingface_tokenizer(path)
-    return lambda texts: [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode(texts):
+        ids = [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        if tokenizer.normalizer is None:
+            return ids
+        # The library's NFC knows no combining mark that is newer than Unicode 9 and leaves it where it stands.
+        return [i if tokenizer.normalizer.normalize_str(t) == unicodedata.normalize("NFC", t) else None
+                for t, i in zip(texts, ids)]
+    return encode
 
 
 def documents(paths):
