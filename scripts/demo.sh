@@ -14,21 +14,7 @@ names=(standard sps_w16_tok free_pause_pooled_tok sequential_2+2)
 settings=("" "" "" "pred.input=state model.tie_head=true")
 
 mkdir -p "$out"
-if [ ! -d "$out/text" ]; then
-  echo "demo: fetching the text (Debian package python3.11-doc)"
-  rm -rf "$out/package" && mkdir -p "$out/package"
-  (
-    cd "$out/package"
-    # Downloaded and unpacked here: nothing is installed, and no root is needed.
-    apt-get download -qq python3.11-doc 2>/dev/null || {
-      if [ "$(id -u)" -eq 0 ]; then apt-get update -qq; else sudo apt-get update -qq; fi
-      apt-get download -qq python3.11-doc
-    }
-    dpkg-deb -x ./*.deb .
-  )
-  mv "$out/package/usr/share/doc/python3.11/html/_sources" "$out/text"
-  rm -rf "$out/package"
-fi
+scripts/documentation.sh "$out/text"
 [ -f "$out/tokenizer.json" ] || "$sps" tokenizer train "$out/text" --vocab-size 2048 --out "$out/tokenizer.json"
 [ -f "$out/data/meta.json" ] || "$sps" prepare "$out/text" --tokenizer "$out/tokenizer.json" --out "$out/data"
 

@@ -43,6 +43,7 @@ class Oracles : public testing::Test {
     const Outcome o = script(Arguments{"compare_ids.py", SPS_BINARY, peer, tokenizer} + documents);
     EXPECT_EQ(o.status, 0) << tokenizer << "\n" << o.out << o.err;
     std::printf("%s, %s", tokenizer.filename().c_str(), o.out.c_str());
+    std::fflush(stdout);  // or the next child writes it once more
   }
   static Arguments made(const Arguments& names) {
     Arguments paths;
