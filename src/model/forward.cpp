@@ -8,6 +8,7 @@
 #include "ops/fold_gain/fold_gain.h"
 #include "ops/gates/gates.h"
 #include "ops/linear/linear.h"
+#include "ops/linear_rmsnorm/linear_rmsnorm.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rows/rows.h"
 #include "ops/swiglu_linear/swiglu_linear.h"
@@ -59,7 +60,7 @@ void Model::forward(const ModelInput& input) {
     if (x_rows || p_rows) forward_attention(stage);
     if (x_rows) forward_out(x_, stage.state);
     if (p_rows) forward_out(p_, stage.pred);
-    if (config().has_pred() && config().ffn == FfnMode::pooled) {
+    if (pools()) {
       if (x_rows || p_rows) forward_pooled(stage.state);
     } else {
       if (x_rows) forward_ffn(x_, stage.state);
@@ -226,10 +227,18 @@ void Model::forward_attention(const Stage& stage) {
   ops::attention_forward(ex_, call.shape, call.queries, call.keys);
 }
 
+// The product behind attention and, unless the rows of the two streams mix before it, the norm that follows.
 void Model::forward_out(Walk& w, int64_t b) {
   StreamActivations& s = (*w.acts)[size_t(b)];
-  ops::linear_forward(ex_, s.o, weight((*w.params)[size_t(b)].out), w.delta);
-  w.pending = true;
+  const BlockParameters& p = (*w.params)[size_t(b)];
+  if (pools() || p.norm2 == kNoParameter) {
+    ops::linear_forward(ex_, s.o, weight(p.out), w.delta);
+    w.pending = true;
+    return;
+  }
+  ops::linear_rmsnorm_forward(ex_, s.o, weight(p.out), w.residual, master(p.norm2), float(config().norm_eps),
+                              w.delta, s.s2, s.n2, s.rstd2);
+  w.residual = s.s2, w.pending = false;
 }
 
 void Model::forward_norm2(Walk& w, int64_t b) {
@@ -242,7 +251,6 @@ void Model::forward_norm2(Walk& w, int64_t b) {
 void Model::forward_ffn(Walk& w, int64_t b) {
   const BlockParameters& p = (*w.params)[size_t(b)];
   if (p.norm2 == kNoParameter) return;  // a block of attention alone
-  forward_norm2(w, b);
   StreamActivations& s = (*w.acts)[size_t(b)];
   forward_swiglu(p, s, s.n2, w.delta);
   w.pending = true;

@@ -77,6 +77,9 @@ class Model {
     bool keys(int64_t b) const { return !(*acts)[size_t(b)].k.empty(); }
   };
 
+  // One FFN reads what the gates make of both streams' rows.
+  bool pools() const { return config().has_pred() && config().ffn == FfnMode::pooled; }
+
   // forward.cpp
   void begin(const ModelInput& input);
   void forward(const ModelInput& input);
@@ -100,7 +103,7 @@ class Model {
   void backward(const ModelInput& input);
   void backward_stage(const Stage& stage);
   void backward_ffn(Walk& w, Gradients::Stream& g, int64_t b);
-  void backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out, Tensor d_in);
+  void backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out);
   void backward_norm2(Walk& w, Gradients::Stream& g, int64_t b);
   void backward_pooled(int64_t b);
   void backward_out(Walk& w, Gradients::Stream& g, int64_t b);
