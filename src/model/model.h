@@ -74,6 +74,7 @@ class Model {
     Tensor delta;          // pending sub-layer output
     Tensor residual;       // current residual
     bool pending = false;  // delta is still to be added
+    int64_t normed = -1;   // the block whose first norm came with the end of the block before
     bool keys(int64_t b) const { return !(*acts)[size_t(b)].k.empty(); }
   };
 
@@ -92,7 +93,7 @@ class Model {
   void forward_out(Walk& w, int64_t b);
   void forward_norm2(Walk& w, int64_t b);
   void forward_ffn(Walk& w, int64_t b);
-  void forward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor out);
+  void forward_end(Walk& w, int64_t b, Tensor x, Tensor weight);
   void forward_pooled(int64_t b);
   void forward_readout();
   std::span<const int32_t> pick() const;
