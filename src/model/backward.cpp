@@ -6,6 +6,7 @@
 #include "ops/fold_gain/fold_gain.h"
 #include "ops/gates/gates.h"
 #include "ops/linear/linear.h"
+#include "ops/linear_rmsnorm/linear_rmsnorm.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rows/rows.h"
 #include "ops/swiglu_linear/swiglu_linear.h"
@@ -99,7 +100,7 @@ void Model::backward_stage(const Stage& stage) {
   const bool p = stage.pred >= 0 && plan_.pred[size_t(stage.pred)] != Need::none;
   const bool x_rows = x && plan_.state[size_t(stage.state)] >= Need::pool;
   const bool p_rows = p && plan_.pred[size_t(stage.pred)] >= Need::pool;
-  if (config().has_pred() && config().ffn == FfnMode::pooled) {
+  if (pools()) {
     if (x_rows || p_rows) backward_pooled(stage.state);
   } else {
     if (p_rows) backward_ffn(p_, g_.p, stage.pred);
@@ -138,17 +139,17 @@ void Model::backward_ffn(Walk& w, Gradients::Stream& g, int64_t b) {
   if (p.norm2 == kNoParameter) return;
   SPS_CHECK(g.live);
   StreamActivations& s = (*w.acts)[size_t(b)];
-  backward_swiglu(p, s, s.n2, g.residual_act, g.n);
-  backward_norm2(w, g, b);
+  backward_swiglu(p, s, s.n2, g.residual_act);
+  ops::linear_rmsnorm_backward(ex_, s.gate_up, weight(p.gate_up), g.n, s.s2, master(p.norm2), s.rstd2,
+                               if_live(g), g.residual, copy_target(g), grad(p.norm2));
+  g.live = true;
 }
 
-// `in`: what the FFN read. d_in may be d_out. gate_up is overwritten by its gradient.
-void Model::backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out,
-                            Tensor d_in) {
+// All but the gradient of `in`, what the FFN read. gate_up is overwritten by its gradient.
+void Model::backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out) {
   const Tensor dh = g_.h.cols_from(0, s.h.cols);
   ops::linear_backward_weight(ex_, d_out, s.h, grad(p.down));
   ops::swiglu_linear_backward(ex_, d_out, weight(p.down), s.gate_up, dh, s.gate_up);
-  ops::linear_backward_input(ex_, s.gate_up, weight(p.gate_up), d_in);
   ops::linear_backward_weight(ex_, s.gate_up, in, grad(p.gate_up));
 }
 
@@ -171,7 +172,8 @@ void Model::backward_pooled(int64_t b) {
   ops::scatter_backward(ex_, d_x, g_.p.residual_act, x.n2, p.n2, pool.f, master(w.pool_state),
                         master(w.pool_pred), x.gate, p.gate, g_.f, g_.x.n, g_.p.n, grad(w.pool_state),
                         grad(w.pool_pred));
-  backward_swiglu(w, x, pool.m, g_.f, g_.f);
+  backward_swiglu(w, x, pool.m, g_.f);
+  ops::linear_backward_input(ex_, x.gate_up, weight(w.gate_up), g_.f);
   ops::pool_backward(ex_, g_.f, x.n2, p.n2, master(w.pool_in), pool.gate, g_.x.n, g_.p.n, grad(w.pool_in));
   backward_norm2(p_, g_.p, b);
   backward_norm2(x_, g_.x, b);
@@ -214,10 +216,9 @@ void Model::backward_projections(Walk& w, Gradients::Stream& g, int64_t b) {
     ops::rope_backward(ex_, from_k, w.tower->kv_heads, rope(b), input_.positions, qk_norm(p.k_norm), s.k_in,
                        s.k_rstd, dk, head_gain_grad(p.k_norm));
   }
-  ops::linear_backward_input(ex_, dqkv, qkv_weight(p, query, keys, false), g.n);
   ops::linear_backward_weight(ex_, dqkv, s.n1, qkv_weight(p, query, keys, true));
-  ops::rmsnorm_backward(ex_, g.n, s.s1, master(p.norm1), s.rstd1, if_live(g), g.residual, copy_target(g),
-                        grad(p.norm1));
+  ops::linear_rmsnorm_backward(ex_, dqkv, qkv_weight(p, query, keys, false), g.n, s.s1, master(p.norm1),
+                               s.rstd1, if_live(g), g.residual, copy_target(g), grad(p.norm1));
   g.live = true;
 }
 

@@ -8,6 +8,7 @@
 #include "ops/fold_gain/fold_gain.h"
 #include "ops/gates/gates.h"
 #include "ops/linear/linear.h"
+#include "ops/linear_rmsnorm/linear_rmsnorm.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rows/rows.h"
 #include "ops/swiglu_linear/swiglu_linear.h"
@@ -38,7 +39,7 @@ void Model::begin(const ModelInput& input) {
 
 void Model::forward(const ModelInput& input) {
   ops::embedding_forward(ex_, input.tokens, master(params_.embed), {}, a_.x0);
-  x_.delta = a_.delta_x, x_.residual = a_.x0, x_.pending = false;
+  x_.delta = a_.delta_x, x_.residual = a_.x0, x_.pending = false, x_.normed = -1;
   if (config().has_pred()) start_prediction(input);
 
   const int64_t alive = plan_.state_blocks_alive();
@@ -59,7 +60,7 @@ void Model::forward(const ModelInput& input) {
     if (x_rows || p_rows) forward_attention(stage);
     if (x_rows) forward_out(x_, stage.state);
     if (p_rows) forward_out(p_, stage.pred);
-    if (config().has_pred() && config().ffn == FfnMode::pooled) {
+    if (pools()) {
       if (x_rows || p_rows) forward_pooled(stage.state);
     } else {
       if (x_rows) forward_ffn(x_, stage.state);
@@ -76,7 +77,7 @@ void Model::forward(const ModelInput& input) {
 }
 
 void Model::start_prediction(const ModelInput& input) {
-  p_.delta = a_.delta_p, p_.pending = false;
+  p_.delta = a_.delta_p, p_.pending = false, p_.normed = -1;
   switch (config().pred_input) {
     case PredInput::row:
     case PredInput::vector:
@@ -100,6 +101,7 @@ void Model::start_prediction(const ModelInput& input) {
 }
 
 void Model::forward_norm1(Walk& w, int64_t b) {
+  if (w.normed == b) return;
   StreamActivations& s = (*w.acts)[size_t(b)];
   if (!w.pending) s.s1 = w.residual;
   ops::rmsnorm_forward(ex_, w.residual, w.pending ? w.delta : Tensor{}, master((*w.params)[size_t(b)].norm1),
@@ -226,10 +228,19 @@ void Model::forward_attention(const Stage& stage) {
   ops::attention_forward(ex_, call.shape, call.queries, call.keys);
 }
 
+// The product behind attention and, unless the rows of the two streams mix before it, the norm that follows.
 void Model::forward_out(Walk& w, int64_t b) {
   StreamActivations& s = (*w.acts)[size_t(b)];
-  ops::linear_forward(ex_, s.o, weight((*w.params)[size_t(b)].out), w.delta);
-  w.pending = true;
+  const BlockParameters& p = (*w.params)[size_t(b)];
+  if (pools()) {
+    ops::linear_forward(ex_, s.o, weight(p.out), w.delta);
+    w.pending = true;
+    return;
+  }
+  if (p.norm2 == kNoParameter) return forward_end(w, b, s.o, weight(p.out));  // a block of attention alone
+  ops::linear_rmsnorm_forward(ex_, s.o, weight(p.out), w.residual, master(p.norm2), float(config().norm_eps),
+                              w.delta, s.s2, s.n2, s.rstd2);
+  w.residual = s.s2, w.pending = false;
 }
 
 void Model::forward_norm2(Walk& w, int64_t b) {
@@ -241,16 +252,24 @@ void Model::forward_norm2(Walk& w, int64_t b) {
 
 void Model::forward_ffn(Walk& w, int64_t b) {
   const BlockParameters& p = (*w.params)[size_t(b)];
-  if (p.norm2 == kNoParameter) return;  // a block of attention alone
-  forward_norm2(w, b);
+  if (p.norm2 == kNoParameter) return;
   StreamActivations& s = (*w.acts)[size_t(b)];
-  forward_swiglu(p, s, s.n2, w.delta);
-  w.pending = true;
+  ops::swiglu_linear_forward(ex_, s.n2, weight(p.gate_up), s.gate_up, s.h);
+  forward_end(w, b, s.h, weight(p.down));
 }
 
-void Model::forward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor out) {
-  ops::swiglu_linear_forward(ex_, in, weight(p.gate_up), s.gate_up, s.h);
-  ops::linear_forward(ex_, s.h, weight(p.down), out);
+// The block's last product, delta = x weight^T, and the norm that begins the next block if there is one.
+void Model::forward_end(Walk& w, int64_t b, Tensor x, Tensor weight) {
+  const size_t next = size_t(b + 1);
+  if (next == w.need->size() || (*w.need)[next] == Need::none) {
+    ops::linear_forward(ex_, x, weight, w.delta);
+    w.pending = true;
+    return;
+  }
+  StreamActivations& s = (*w.acts)[next];
+  ops::linear_rmsnorm_forward(ex_, x, weight, w.residual, master((*w.params)[next].norm1),
+                              float(config().norm_eps), w.delta, s.s1, s.n1, s.rstd1);
+  w.residual = s.s1, w.pending = false, w.normed = b + 1;
 }
 
 void Model::forward_pooled(int64_t b) {
@@ -261,7 +280,8 @@ void Model::forward_pooled(int64_t b) {
   const Activations::Pool& pool = a_.pool[size_t(b)];
   ops::pool_forward(ex_, x.n2, p.n2, master(w.pool_in), pool.gate, pool.m);
   // The FFN's output feeds both residuals; backward of the gates reads it again.
-  forward_swiglu(w, x, pool.m, pool.f);
+  ops::swiglu_linear_forward(ex_, pool.m, weight(w.gate_up), x.gate_up, x.h);
+  ops::linear_forward(ex_, x.h, weight(w.down), pool.f);
   const bool state_takes = plan_.state[size_t(b)] == Need::all,
              pred_takes = plan_.pred[size_t(b)] == Need::all;
   SPS_CHECK(pred_takes);

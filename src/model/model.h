@@ -74,8 +74,12 @@ class Model {
     Tensor delta;          // pending sub-layer output
     Tensor residual;       // current residual
     bool pending = false;  // delta is still to be added
+    int64_t normed = -1;   // the block whose first norm came with the end of the block before
     bool keys(int64_t b) const { return !(*acts)[size_t(b)].k.empty(); }
   };
+
+  // One FFN reads what the gates make of both streams' rows.
+  bool pools() const { return config().has_pred() && config().ffn == FfnMode::pooled; }
 
   // forward.cpp
   void begin(const ModelInput& input);
@@ -89,7 +93,7 @@ class Model {
   void forward_out(Walk& w, int64_t b);
   void forward_norm2(Walk& w, int64_t b);
   void forward_ffn(Walk& w, int64_t b);
-  void forward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor out);
+  void forward_end(Walk& w, int64_t b, Tensor x, Tensor weight);
   void forward_pooled(int64_t b);
   void forward_readout();
   std::span<const int32_t> pick() const;
@@ -100,7 +104,7 @@ class Model {
   void backward(const ModelInput& input);
   void backward_stage(const Stage& stage);
   void backward_ffn(Walk& w, Gradients::Stream& g, int64_t b);
-  void backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out, Tensor d_in);
+  void backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out);
   void backward_norm2(Walk& w, Gradients::Stream& g, int64_t b);
   void backward_pooled(int64_t b);
   void backward_out(Walk& w, Gradients::Stream& g, int64_t b);
