@@ -1,6 +1,5 @@
 // A checkpoint: state.json with a right checksum, config.json, and the weights' file.
 #include "base/hash.h"
-#include "base/log.h"
 #include "fuzz/fuzz.h"
 #include "model/checkpoint_files.h"
 #include "model/load.h"
@@ -23,11 +22,6 @@ CheckpointFile file_of(const char* name, std::string_view content) {
 }
 
 }  // namespace
-
-extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  spdlog::set_level(spdlog::level::off);
-  return 0;
-}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const fuzz::Scratch scratch;

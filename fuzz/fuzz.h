@@ -14,8 +14,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace sps::fuzz {
+
+// A fuzzer's own lines are the only ones.
+inline const bool kQuiet = (spdlog::set_level(spdlog::level::off), true);
 
 // Stands between the parts of an input that is several texts; in fuzz/dictionary too.
 inline constexpr std::string_view kBorder = "\n%%%%\n";

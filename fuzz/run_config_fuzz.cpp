@@ -1,5 +1,4 @@
 // A run's TOML file, or a recipe's name, with key=value overrides.
-#include "base/log.h"
 #include "fuzz/fuzz.h"
 #include "train/run_config.h"
 
@@ -28,11 +27,6 @@ void check(const std::string& source, const std::vector<std::string>& overrides)
 }
 
 }  // namespace
-
-extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  spdlog::set_level(spdlog::level::off);
-  return 0;
-}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const fuzz::Scratch scratch;

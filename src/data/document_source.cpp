@@ -60,6 +60,13 @@ class StreamSource : public DocumentSource {
   StreamSource(const InputFile& file, const ReaderOptions& options, std::unique_ptr<ByteStream> stream)
       : file_(file), limit_(options.max_document_bytes), stream_(std::move(stream)) {}
   uint64_t bytes_read() const override { return stream_->bytes_read(); }
+  bool next(RawDocument& raw) override {
+    record_.swap(raw.bytes);
+    const bool there = next_record();
+    record_.swap(raw.bytes);
+    if (there) label(raw);
+    return there;
+  }
   uint64_t skip(uint64_t records) override {
     uint64_t skipped = 0;
     while (skipped < records && next_record()) ++skipped;
@@ -67,7 +74,12 @@ class StreamSource : public DocumentSource {
   }
 
  protected:
-  virtual bool next_record() = 0;  // sets record_
+  virtual bool next_record() = 0;                  // sets record_
+  virtual void label(RawDocument& raw) const = 0;  // sets id and place of the record before
+  void number(RawDocument& raw, uint64_t n) const {
+    raw.id = fmt::format("{}:{}", file_.id, n);
+    raw.place = place();
+  }
 
   // Appends to the record and takes from the stream, within the limit.
   void append(std::string_view bytes) {
@@ -88,16 +100,12 @@ class StreamSource : public DocumentSource {
 class TextSource final : public StreamSource {
  public:
   using StreamSource::StreamSource;
-  bool next(RawDocument& raw) override {
-    record_.swap(raw.bytes);
-    const bool there = next_record();
-    record_.swap(raw.bytes);
-    raw.id = file_.id;
-    raw.place.clear();
-    return there;
-  }
 
  private:
+  void label(RawDocument& raw) const override {
+    raw.id = file_.id;
+    raw.place.clear();
+  }
   bool next_record() override {
     record_.clear();
     if (finished_) return false;
@@ -113,17 +121,9 @@ class TextSource final : public StreamSource {
 class LineSource final : public StreamSource {
  public:
   using StreamSource::StreamSource;
-  bool next(RawDocument& raw) override {
-    record_.swap(raw.bytes);
-    const bool there = next_record();
-    record_.swap(raw.bytes);
-    if (!there) return false;
-    raw.id = fmt::format("{}:{}", file_.id, line_);
-    raw.place = place();
-    return true;
-  }
 
  private:
+  void label(RawDocument& raw) const override { number(raw, line_); }
   std::string place() const override { return fmt::format("{}:{}", stream_->name(), line_); }
 
   // The next line that is not blank.
@@ -171,17 +171,9 @@ class ArraySource final : public StreamSource {
     next_char();
     stream_->take(1);
   }
-  bool next(RawDocument& raw) override {
-    record_.swap(raw.bytes);
-    const bool there = next_record();
-    record_.swap(raw.bytes);
-    if (!there) return false;
-    raw.id = fmt::format("{}:{}", file_.id, element_);
-    raw.place = place();
-    return true;
-  }
 
  private:
+  void label(RawDocument& raw) const override { number(raw, element_); }
   std::string place() const override { return fmt::format("{}, element {}", stream_->name(), element_); }
 
   // The next byte that is not blank, left in the stream.

@@ -84,94 +84,103 @@ struct Read {
 constexpr Read kReads[] = {{"post", "own"},   {"final", "own"},   {"3,1,2", "own"},   {"same", "own"},
                            {"post", "state"}, {"final", "state"}, {"3,1,2", "state"}, {"same", "state"}};
 
+struct TowerCase {
+  const char* dtype;
+  Read read;
+  std::string name;
+};
+std::vector<TowerCase> cases() {
+  std::vector<TowerCase> all;
+  for (const char* dtype : {"f32", "bf16"})
+    for (const Read& read : kReads)
+      all.push_back({dtype, read, fmt::format("{} {} {}", dtype, read.level, read.kv)});
+  return all;
+}
+
 // The state rows of every level are the source's bits; so are the logits with the source's prediction tower.
 TEST_F(FreezeTest, ComputesTheSourcesStatesAndWithItsTowerItsLogits) {
-  for (const char* dtype : {"f32", "bf16"})
-    for (const Read& read : kReads) {
-      const std::string name = fmt::format("{} {} {}", dtype, read.level, read.kv);
-      SCOPED_TRACE(name);
-      const RunConfig source = tower(name, read.level, read.kv, dtype);
-      Trainer(source).run();
-      LoadedModel from = load_model(source.run_dir(), compute_dtype(dtype), 32);
-      const Batch batch = validation_batch(from.model->config());
-      from.model->evaluate(model_input(batch));
+  for (const auto& [dtype, read, name] : cases()) {
+    SCOPED_TRACE(name);
+    const RunConfig source = tower(name, read.level, read.kv, dtype);
+    Trainer(source).run();
+    LoadedModel from = load_model(source.run_dir(), compute_dtype(dtype), 32);
+    const Batch batch = validation_batch(from.model->config());
+    from.model->evaluate(model_input(batch));
 
-      const auto states = [](const Model& m) {
-        std::vector<std::string> levels;
-        for (int64_t j = 0; j <= 3; ++j)
-          if (const Tensor level = m.state_level(j)) levels.push_back(bytes_of(level));
-        return levels;
-      };
-      const auto want = states(*from.model);
-      ASSERT_GE(want.size(), 3u);
-      for (const Read& other : kReads) {
-        Trainer t(retrain(source, "never", other.level, other.kv));
-        t.model().evaluate(model_input(batch));
-        const auto got = states(t.model());
-        const size_t both = std::min(got.size(), want.size());
-        ASSERT_GE(both, 3u);
-        EXPECT_TRUE(std::equal(got.begin(), got.begin() + std::ptrdiff_t(both), want.begin()))
-            << other.level << " " << other.kv;
-      }
-
-      Trainer t(retrain(source, "never", read.level, read.kv));
-      const std::vector<int32_t> rows{0, 5, 17, 31};
-      const int64_t vocab = from.model->config().vocab;
-      std::vector<float> source_logits(size_t(4 * vocab)), logits(size_t(4 * vocab));
-      from.model->logits(model_input(batch), rows, view(source_logits.data(), 4, vocab));
-      t.model().logits(model_input(batch), rows, view(logits.data(), 4, vocab));
-      EXPECT_NE(logits, source_logits) << "the prediction tower is fresh";
-      for (const NamedTensor& w : named_weights(t.model().parameters(), t.model().store())) {
-        const StoredTensor& trained = from.checkpoint.weights.at(w.name);
-        std::memcpy(w.tensor.data, trained.data, trained.bytes);
-      }
-      t.model().store().round();
-      t.model().logits(model_input(batch), rows, view(logits.data(), 4, vocab));
-      EXPECT_EQ(logits, source_logits);
+    const auto states = [](const Model& m) {
+      std::vector<std::string> levels;
+      for (int64_t j = 0; j <= 3; ++j)
+        if (const Tensor level = m.state_level(j)) levels.push_back(bytes_of(level));
+      return levels;
+    };
+    const auto want = states(*from.model);
+    ASSERT_GE(want.size(), 3u);
+    for (const Read& other : kReads) {
+      Trainer t(retrain(source, "never", other.level, other.kv));
+      t.model().evaluate(model_input(batch));
+      const auto got = states(t.model());
+      const size_t both = std::min(got.size(), want.size());
+      ASSERT_GE(both, 3u);
+      EXPECT_TRUE(std::equal(got.begin(), got.begin() + std::ptrdiff_t(both), want.begin()))
+          << other.level << " " << other.kv;
     }
+
+    Trainer t(retrain(source, "never", read.level, read.kv));
+    const std::vector<int32_t> rows{0, 5, 17, 31};
+    const int64_t vocab = from.model->config().vocab;
+    std::vector<float> source_logits(size_t(4 * vocab)), logits(size_t(4 * vocab));
+    from.model->logits(model_input(batch), rows, view(source_logits.data(), 4, vocab));
+    t.model().logits(model_input(batch), rows, view(logits.data(), 4, vocab));
+    EXPECT_NE(logits, source_logits) << "the prediction tower is fresh";
+    for (const NamedTensor& w : named_weights(t.model().parameters(), t.model().store())) {
+      const StoredTensor& trained = from.checkpoint.weights.at(w.name);
+      std::memcpy(w.tensor.data, trained.data, trained.bytes);
+    }
+    t.model().store().round();
+    t.model().logits(model_input(batch), rows, view(logits.data(), 4, vocab));
+    EXPECT_EQ(logits, source_logits);
+  }
 }
 
 TEST_F(FreezeTest, OnlyTheFreshTowerMoves) {
-  for (const char* dtype : {"f32", "bf16"})
-    for (const Read& read : kReads) {
-      const std::string name = fmt::format("{} {} {}", dtype, read.level, read.kv);
-      SCOPED_TRACE(name);
-      const RunConfig source = tower(name, read.level, read.kv, dtype);
-      Trainer(source).run();
-      const LoadedCheckpoint from = load_checkpoint(latest_checkpoint(source.run_dir())->path);
+  for (const auto& [dtype, read, name] : cases()) {
+    SCOPED_TRACE(name);
+    const RunConfig source = tower(name, read.level, read.kv, dtype);
+    Trainer(source).run();
+    const LoadedCheckpoint from = load_checkpoint(latest_checkpoint(source.run_dir())->path);
 
-      RunConfig c = retrain(source, name + " again", read.level, read.kv), fresh = c;
-      fresh.freeze.from.clear();
-      const auto initial = weights_of(Trainer(fresh).model());
-      Trainer t(c);
-      const auto before = weights_of(t.model());
-      ASSERT_EQ(before.size(), initial.size());
-      const bool read_head = before.contains("read_head.kv");
-      EXPECT_EQ(read_head, from.weights.tensors().contains("read_head.kv"));
-      const auto frozen = [&](const std::string& n) {
-        return belongs_to_state(n) || n.starts_with("read_head.");
-      };
-      for (const auto& [n, bytes] : before) {
-        const StoredTensor& stored = from.weights.at(n);
-        const std::string trained(static_cast<const char*>(stored.data), stored.bytes);
-        EXPECT_EQ(bytes == trained, frozen(n)) << n;
-        EXPECT_EQ(bytes == initial.at(n), !frozen(n) || initial.at(n) == trained) << n;
-      }
-
-      const auto steps = take_steps(t, 11);
-      EXPECT_LT(steps.back().loss, steps.front().loss - 0.3);
-      for (const auto& [n, bytes] : weights_of(t.model())) EXPECT_EQ(bytes == before.at(n), frozen(n)) << n;
-      stop(t);
-      const LoadedCheckpoint saved = load_checkpoint(latest_checkpoint(c.run_dir())->path);
-      size_t moments = 0;
-      for (const auto& [n, bytes] : before) {
-        for (const char* moment : {"m.", "v."})
-          EXPECT_EQ(saved.optimizer->tensors().contains(moment + n), !frozen(n)) << n;
-        moments += frozen(n) ? 0 : 2;
-      }
-      EXPECT_EQ(saved.optimizer->tensors().size(), moments);
-      EXPECT_EQ(saved.state.at("frozen").at("read_head"), read_head);
+    RunConfig c = retrain(source, name + " again", read.level, read.kv), fresh = c;
+    fresh.freeze.from.clear();
+    const auto initial = weights_of(Trainer(fresh).model());
+    Trainer t(c);
+    const auto before = weights_of(t.model());
+    ASSERT_EQ(before.size(), initial.size());
+    const bool read_head = before.contains("read_head.kv");
+    EXPECT_EQ(read_head, from.weights.tensors().contains("read_head.kv"));
+    const auto frozen = [&](const std::string& n) {
+      return belongs_to_state(n) || n.starts_with("read_head.");
+    };
+    for (const auto& [n, bytes] : before) {
+      const StoredTensor& stored = from.weights.at(n);
+      const std::string trained(static_cast<const char*>(stored.data), stored.bytes);
+      EXPECT_EQ(bytes == trained, frozen(n)) << n;
+      EXPECT_EQ(bytes == initial.at(n), !frozen(n) || initial.at(n) == trained) << n;
     }
+
+    const auto steps = take_steps(t, 11);
+    EXPECT_LT(steps.back().loss, steps.front().loss - 0.3);
+    for (const auto& [n, bytes] : weights_of(t.model())) EXPECT_EQ(bytes == before.at(n), frozen(n)) << n;
+    stop(t);
+    const LoadedCheckpoint saved = load_checkpoint(latest_checkpoint(c.run_dir())->path);
+    size_t moments = 0;
+    for (const auto& [n, bytes] : before) {
+      for (const char* moment : {"m.", "v."})
+        EXPECT_EQ(saved.optimizer->tensors().contains(moment + n), !frozen(n)) << n;
+      moments += frozen(n) ? 0 : 2;
+    }
+    EXPECT_EQ(saved.optimizer->tensors().size(), moments);
+    EXPECT_EQ(saved.state.at("frozen").at("read_head"), read_head);
+  }
 }
 
 // The gradient of a step is that of the whole model, its norm that of the trained part alone.
