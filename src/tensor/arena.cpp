@@ -44,7 +44,7 @@ std::byte* thread_scratch(ScratchSlot slot, size_t bytes) {
   if (held.size() < bytes) {
     scratch_bytes -= held.size();
     held = {};  // the next line may throw
-    held = Bytes(bytes, Memory::host);
+    held = Bytes(align_up(bytes), Memory::host);
     scratch_bytes += held.size();
     ++scratch_growths;
   }
