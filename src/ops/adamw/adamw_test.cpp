@@ -177,7 +177,9 @@ TEST(AdamW, ManyAtOnceAreTheSameOneByOne) {
       EXPECT_EQ(bits(a.w), bits(o.w)) << i;
       EXPECT_EQ(bits(a.m), bits(o.m)) << i;
       EXPECT_EQ(bits(a.v), bits(o.v)) << i;
-      if (i % 3 != 0) EXPECT_EQ(bits(a.w_act), bits(o.w_act)) << i;
+      if (i % 3 != 0) {
+        EXPECT_EQ(bits(a.w_act), bits(o.w_act)) << i;
+      }
     }
   }
 }
