@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/bf16.h"
 #include "tensor/cuda.h"
@@ -40,19 +41,43 @@ struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
   T at[N];
 };
 
-// Reads N numbers as floats, and writes them.
+// Reads N numbers as floats; zeros, without looking at p, if not `live`. bf16 stays in pairs until it is
+// converted: half the registers for what is in flight.
+template <int N, class T>
+__device__ inline void load_if(bool live, const T* p, float (&x)[N]) {
+  if constexpr (std::is_same_v<T, bf16> && N % 2 == 0) {
+    Pack<uint32_t, N / 2> pairs{};
+    if (live) pairs = *reinterpret_cast<const Pack<uint32_t, N / 2>*>(p);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      x[i] = __uint_as_float(i % 2 == 0 ? pairs.at[i / 2] << 16 : pairs.at[i / 2] & 0xFFFF0000U);
+  } else {
+    Pack<T, N> pack{};
+    if (live) pack = *reinterpret_cast<const Pack<T, N>*>(p);
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = to_float(pack.at[i]);
+  }
+}
 template <int N, class T>
 __device__ inline void load(const T* p, float (&x)[N]) {
-  const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(p);
-#pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = to_float(pack.at[i]);
+  load_if(true, p, x);
 }
 template <int N, class T>
 __device__ inline void store(T* p, const float (&x)[N]) {
-  Pack<T, N> pack;
+  if constexpr (std::is_same_v<T, bf16> && N % 2 == 0) {
+    Pack<uint32_t, N / 2> pairs;
 #pragma unroll
-  for (int i = 0; i < N; ++i) pack.at[i] = from_float<T>(x[i]);
-  *reinterpret_cast<Pack<T, N>*>(p) = pack;
+    for (int i = 0; i < N; i += 2) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(x[i], x[i + 1]);
+      pairs.at[i / 2] = uint32_t{__bfloat16_as_ushort(pair.y)} << 16 | __bfloat16_as_ushort(pair.x);
+    }
+    *reinterpret_cast<Pack<uint32_t, N / 2>*>(p) = pairs;
+  } else {
+    Pack<T, N> pack;
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.at[i] = from_float<T>(x[i]);
+    *reinterpret_cast<Pack<T, N>*>(p) = pack;
+  }
 }
 
 // The same sum in every lane; the order of additions is fixed.
