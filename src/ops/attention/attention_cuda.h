@@ -1,0 +1,85 @@
+// Attention on a GPU: the entry points, and the description of a call that every kernel takes by value.
+//
+//   attention_cuda.cu            arguments -> Problem, which kernels serve it, the statistics of the backward
+//   pass attention_cuda_check.cu      any shape, f32 and bf16, plain f32 arithmetic
+//   attention_cuda_forward.cu,   bf16 on tensor cores (sm_80 and later), head_dim a multiple of 16 up to 128
+//   attention_cuda_backward.cu
+#pragma once
+
+#include "ops/attention/attention_kernels.h"
+
+namespace sps::ops {
+
+void attention_forward_cuda(const Exec& ex, const AttentionShape& shape, const QueryStreams& queries,
+                            const KeySets& keys);
+void attention_backward_cuda(const Exec& ex, const AttentionShape& shape, const QueryStreams& queries,
+                             const KeySets& keys, const QueryGrads& query_grads, const KeyGrads& key_grads);
+
+namespace attention {
+
+// Rows in GPU memory: element (r, c) is data[r * stride + c], r counted over all sequences.
+struct DeviceRows {
+  void* data = nullptr;
+  int64_t stride = 0;
+  DType dtype = DType::f32;
+};
+
+// Key j is visible to query i iff lo <= i - j <= hi and document_start[i] <= j. 0 <= lo, hi <= length, so
+// that nothing overflows; a band that shows nothing is {1, 0}.
+struct DeviceBand {
+  int32_t lo = 1, hi = 0;
+};
+
+struct DeviceQueries {
+  DeviceRows q, o, lse;  // lse f32
+  DeviceRows d_o, dq;    // backward
+  DeviceBand band[kMaxKeySets];
+};
+struct DeviceKeys {
+  DeviceRows k, v;
+  DeviceRows dk, dv;  // backward; no data: not wanted
+  bool accumulate = false;
+};
+
+// What the backward pass needs of every row, f32: lse in units of log 2 (+inf where a row sees nothing, so
+// that its probabilities are 0) and delta = sum(d_o * o). Value i of (stream, sequence, head) is at
+// ((stream * batch + sequence) * heads + head) * padded + i; rows from length to padded hold +inf and 0.
+struct RowStatistics {
+  static constexpr int kPad = 128;  // padded is a multiple
+  float* lse2 = nullptr;
+  float* delta = nullptr;
+  int64_t padded = 0;
+};
+
+// Streams and sets that are absent have been left out: the rest is numbered 0 .. streams-1 and 0 .. sets-1.
+struct Problem {
+  DeviceQueries queries[kMaxQueryStreams];
+  DeviceKeys keys[kMaxKeySets];
+  RowStatistics statistics;                 // backward
+  const int32_t* document_start = nullptr;  // in GPU memory, [batch * length]
+  int32_t streams = 0, sets = 0;
+  int32_t batch = 0, length = 0, heads = 0, kv_heads = 0, group = 1,
+          head_dim = 0;             // group = heads / kv_heads
+  float scale = 1, scale_log2 = 1;  // scale_log2 = scale * log2(e)
+  DType dtype = DType::f32;
+  bool skip_tiles = true;
+};
+
+Problem make_problem(const AttentionShape& shape, const QueryStreams& queries, const KeySets& keys);
+// With gradients. The statistics are set by row_statistics().
+Problem make_problem(const AttentionShape& shape, const QueryStreams& queries, const KeySets& keys,
+                     const QueryGrads& query_grads, const KeyGrads& key_grads);
+
+// Takes device scratch for problem.statistics and fills it from o, d_o and lse. First step of every backward.
+void row_statistics(const Exec& ex, Problem& problem);
+
+void forward_check(const Exec& ex, const Problem& problem);
+void backward_check(const Exec& ex, const Problem& problem);
+
+bool tensor_cores_serve(const Problem& problem);
+void forward_tensor_cores(const Exec& ex, const Problem& problem);
+void backward_tensor_cores(const Exec& ex, const Problem& problem);
+
+}  // namespace attention
+
+}  // namespace sps::ops
