@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -34,6 +35,7 @@ struct AttentionCase {
   int64_t document =
       0;  // 0: one document; else lengths vary around this, and the second document has length 1
   std::string name = "";
+  Device device = Device::cpu;
 };
 
 // The two-stream bands of design section 1: streams x, p; sets x, p.
@@ -85,20 +87,27 @@ class AttentionCall {
   }
   // The same numbers in double, everything in f64.
   AttentionCall reference() const {
-    AttentionCall r(c_, DType::f64, DType::f64);
+    AttentionCase on_cpu = c_;
+    on_cpu.device = Device::cpu;
+    AttentionCall r(on_cpu, DType::f64, DType::f64);
     r.starts_ = starts_;
     for (size_t s = 0; s < q.size(); ++s) r.q[s] = q[s].to(DType::f64), r.d_o[s] = d_o[s].to(DType::f64);
     for (size_t s = 0; s < k.size(); ++s) r.k[s] = k[s].to(DType::f64), r.v[s] = v[s].to(DType::f64);
     return r;
   }
-  void forward() { attention_forward(Exec{}, shape(), queries(), keys()); }
+  void forward() {
+    OnDevice on(c_.device);
+    attention_forward(on.exec(), shape(on), queries(on), keys(on));
+  }
   void backward() {
+    OnDevice on(c_.device);
     std::array<QueryGrad, kMaxQueryStreams> qg;
     std::array<KeyGrad, kMaxKeySets> kg;
-    for (size_t s = 0; s < q.size(); ++s) qg[s] = {d_o[s], dq[s]};
+    for (size_t s = 0; s < q.size(); ++s)
+      if (c_.streams[s]) qg[s] = {on(d_o[s]), on(dq[s])};
     for (size_t s = 0; s < k.size(); ++s)
-      if (wanted[s]) kg[s] = {dk[s], dv[s], accumulate};
-    attention_backward(Exec{}, shape(), queries(), keys(), qg, kg);
+      if (c_.sets[s] && wanted[s]) kg[s] = {on(dk[s]), on(dv[s]), accumulate};
+    attention_backward(on.exec(), shape(on), queries(on), keys(on), qg, kg);
   }
   int64_t visible_pairs() const {  // of one head, all streams, sequences and documents
     int64_t pairs = 0;
@@ -111,9 +120,6 @@ class AttentionCall {
           if (c_.streams[s]) pairs += band_area(band, int64_t(r) % c_.length - starts_[r] + 1);
     }
     return pairs;
-  }
-  AttentionShape shape() const {
-    return {c_.batch, c_.length, c_.heads, c_.kv_heads, c_.head_dim, scale, starts_, skip_tiles};
   }
   const AttentionCase& config() const { return c_; }
 
@@ -143,14 +149,19 @@ class AttentionCall {
       dk[s] = Matrix(grads, rows, narrow, narrow + apart), dv[s] = Matrix(grads, rows, narrow);
     }
   }
-  std::array<QueryStream, kMaxQueryStreams> queries() const {
+  AttentionShape shape(OnDevice& on) const {
+    return {c_.batch, c_.length, c_.heads, c_.kv_heads, c_.head_dim, scale, on.ids(starts_), skip_tiles};
+  }
+  std::array<QueryStream, kMaxQueryStreams> queries(OnDevice& on) const {
     std::array<QueryStream, kMaxQueryStreams> streams;
-    for (size_t s = 0; s < q.size(); ++s) streams[s] = {q[s], o[s], lse[s], c_.bands[s]};
+    for (size_t s = 0; s < q.size(); ++s)
+      if (c_.streams[s]) streams[s] = {on(q[s]), on(o[s]), on(lse[s]), c_.bands[s]};
     return streams;
   }
-  std::array<KeySet, kMaxKeySets> keys() const {
+  std::array<KeySet, kMaxKeySets> keys(OnDevice& on) const {
     std::array<KeySet, kMaxKeySets> sets;
-    for (size_t s = 0; s < k.size(); ++s) sets[s] = {k[s], v[s]};
+    for (size_t s = 0; s < k.size(); ++s)
+      if (c_.sets[s]) sets[s] = {on(k[s]), on(v[s])};
     return sets;
   }
   AttentionCase c_;
@@ -176,5 +187,25 @@ inline std::vector<Result> results(const AttentionCall& call, bool backward) {
   }
   return all;
 }
+
+// Tests of the fast code: f32 and bf16, on every device that is there.
+class AttentionOn : public testing::TestWithParam<std::tuple<Device, DType>> {
+ public:
+  static auto kinds() {
+    return testing::Combine(testing::ValuesIn(test_devices()), testing::Values(DType::f32, DType::bf16));
+  }
+  static std::string name(const testing::TestParamInfo<ParamType>& info) {
+    const auto [device, dtype] = info.param;
+    return fmt::format("{}_{}", device == Device::cuda ? "cuda" : "cpu", dtype_name(dtype));
+  }
+
+ protected:
+  static Device device() { return std::get<0>(GetParam()); }
+  static DType dtype() { return std::get<1>(GetParam()); }
+  static AttentionCase here(AttentionCase c) {
+    c.device = device();
+    return c;
+  }
+};
 
 }  // namespace sps::ops

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kLanesOfRow = 8, kRowThreads = 256, kRowsOfBlock = kRowThreads / kLanesOfRow;
 
-// Eight lanes add up a row; the rows of a block are neighbours, so that o and d_o are read in whole sectors and the
-// sums are written side by side.
+// Eight lanes add up a row; the rows of a block are neighbours, so that o and d_o are read in whole sectors
+// and the sums are written side by side.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) statistics_kernel(const __grid_constant__ Problem p) {
   const int tiles = int(p.statistics.padded) / kRowsOfBlock, lane = int(threadIdx.x) % kLanesOfRow;
@@ -52,7 +52,9 @@ __global__ void __launch_bounds__(kRowThreads) statistics_kernel(const __grid_co
   p.statistics.delta[at] = sum;
 }
 
-DeviceRows rows_of(const Tensor& t) { return {t.data, t.stride, t.dtype}; }
+DeviceRows rows_of(const Tensor& t) {
+  return {t.data, t.stride, t.dtype};
+}
 
 // A row that stands for all rows would make them alias; nothing here repeats one.
 bool aligned(const Problem& p, const DeviceRows& rows) {
@@ -63,8 +65,9 @@ bool aligned(const Problem& p, const DeviceRows& rows) {
 
 // All that kernels read or write in vectors; those that are not there have no data and stride 0.
 bool all_aligned(const Problem& p) {
-  return std::ranges::all_of(p.queries,
-                             [&](const auto& s) { return aligned(p, s.q) && aligned(p, s.o) && aligned(p, s.d_o); }) &&
+  return std::ranges::all_of(
+             p.queries,
+             [&](const auto& s) { return aligned(p, s.q) && aligned(p, s.o) && aligned(p, s.d_o); }) &&
          std::ranges::all_of(p.keys, [&](const auto& s) { return aligned(p, s.k) && aligned(p, s.v); });
 }
 
@@ -96,7 +99,8 @@ Problem make_problem(const AttentionShape& shape, const QueryStreams& queries, c
     if (!keys[k].k) continue;
     DeviceKeys& to = p.keys[p.sets];
     to.k = rows_of(keys[k].k), to.v = rows_of(keys[k].v);
-    to.dk = rows_of(key_grads[k].dk), to.dv = rows_of(key_grads[k].dv), to.accumulate = key_grads[k].accumulate;
+    to.dk = rows_of(key_grads[k].dk), to.dv = rows_of(key_grads[k].dv),
+    to.accumulate = key_grads[k].accumulate;
     int stream = 0;
     for (const QueryStream& from : queries)
       if (from.q) p.queries[stream++].band[p.sets] = band_of(from.band[k], shape.length);
@@ -146,7 +150,8 @@ void attention_backward_cuda(const Exec& ex, const AttentionShape& shape, const 
   attention::Problem p = attention::make_problem(shape, queries, keys, query_grads, key_grads);
   if (p.batch == 0 || p.length == 0) return;
   attention::row_statistics(ex, p);
-  attention::tensor_cores_serve(p) ? attention::backward_tensor_cores(ex, p) : attention::backward_check(ex, p);
+  attention::tensor_cores_serve(p) ? attention::backward_tensor_cores(ex, p)
+                                   : attention::backward_check(ex, p);
 }
 
 }  // namespace sps::ops

@@ -25,8 +25,8 @@ struct QueryRange {
   __device__ QueryRange(const int32_t* document_start, int first, int last)
       : first(first), last(last), first_start(document_start[first]), last_start(document_start[last]) {}
 
-  // Both ends of a query's interval grow with the query, hence: every key that one of them sees lies in `any`,
-  // and every key in `all` is seen by each of them.
+  // Both ends of a query's interval grow with the query, hence: every key that one of them sees lies in
+  // `any`, and every key in `all` is seen by each of them.
   struct Keys {
     Interval any, all;
   };
@@ -53,7 +53,9 @@ class KeyWalk {
   }
   __device__ bool at_end(At at) const { return at.set >= problem_.sets; }
   // Some query of the range does not see some key of the tile.
-  __device__ bool masked(At at) const { return !range_.keys(queries_.band[at.set]).all.covers(at.first, kTile); }
+  __device__ bool masked(At at) const {
+    return !range_.keys(queries_.band[at.set]).all.covers(at.first, kTile);
+  }
 
  private:
   __device__ Interval keys_of(int set) const {
@@ -83,8 +85,8 @@ struct Digits {
   }
 };
 
-// The queries of a block. Streams and query heads that read the same keys are neighbours; within a key head the tile
-// with the most keys, the last, comes first.
+// The queries of a block. Streams and query heads that read the same keys are neighbours; within a key head
+// the tile with the most keys, the last, comes first.
 template <int kQueries>
 struct QueryTile {
   int stream, in_group, key_head, head, sequence, first, last;
@@ -105,8 +107,8 @@ struct QueryTile {
   }
 };
 
-// The keys of a block: a tile of a set whose gradients are wanted. Tiles of a key head are neighbours, since they read
-// the same queries; the one that most queries see, the first, comes first.
+// The keys of a block: a tile of a set whose gradients are wanted. Tiles of a key head are neighbours, since
+// they read the same queries; the one that most queries see, the first, comes first.
 template <int kKeys>
 struct KeyTile {
   int set, key_head, sequence, first, last;
@@ -155,7 +157,11 @@ class QueryWalk {
     int stream, in_group, first;
   };
   __device__ QueryWalk(const Problem& problem, int set, int first_key, int last_key, int document_end)
-      : problem_(problem), set_(set), first_key_(first_key), last_key_(last_key), document_end_(document_end) {}
+      : problem_(problem),
+        set_(set),
+        first_key_(first_key),
+        last_key_(last_key),
+        document_end_(document_end) {}
 
   __device__ At begin() const { return first_from(0); }
   __device__ At next(At at) const {

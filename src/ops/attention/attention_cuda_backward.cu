@@ -1,6 +1,6 @@
-// Backward on tensor cores: one kernel for the gradients of queries, one for those of keys and values. Both compute
-// probabilities again from the statistics of the rows, and each sums in its own registers in a fixed order, so that
-// nothing is added through memory and the same call gives the same bits.
+// Backward on tensor cores: one kernel for the gradients of queries, one for those of keys and values. Both
+// compute probabilities again from the statistics of the rows, and each sums in its own registers in a fixed
+// order, so that nothing is added through memory and the same call gives the same bits.
 #include "ops/attention/attention_tensor_cores.cuh"
 #include "ops/cuda.cuh"
 #include "tensor/cuda.h"
@@ -9,8 +9,8 @@ namespace sps::ops::attention {
 
 namespace {
 
-// Gradients of queries: a block owns 128 queries of one head of one stream, 32 to a warp, and walks over the keys as
-// the forward pass does.
+// Gradients of queries: a block owns 128 queries of one head of one stream, 32 to a warp, and walks over the
+// keys as the forward pass does.
 template <int D>
 struct QueryKernel {
   static constexpr int kQueries = 128, kTiles = kQueries / kWarps / 16;
@@ -18,11 +18,12 @@ struct QueryKernel {
   static constexpr int kShared = tile_bytes<D>(2 * kQueries + 2 * 2 * kKeys);
 };
 
-// Gradients of keys and values: a block owns kKeys keys of one set and walks over the queries that see them: stream
-// after stream, head after head. Here keys are the rows of scores and queries the columns.
+// Gradients of keys and values: a block owns kKeys keys of one set and walks over the queries that see them:
+// stream after stream, head after head. Here keys are the rows of scores and queries the columns.
 template <int D>
 struct KeyKernel {
-  static constexpr int kTiles = D <= 64 ? 2 : 1;  // of 16 keys, in a warp: two gradients must fit in registers
+  static constexpr int kTiles =
+      D <= 64 ? 2 : 1;  // of 16 keys, in a warp: two gradients must fit in registers
   static constexpr int kKeys = kWarps * 16 * kTiles;
   static constexpr int kQueries = D <= 64 ? 32 : 64;
   struct Stage {
@@ -50,11 +51,12 @@ __device__ inline void put_pair(T* to, float x, float y, bool accumulate) {
   }
 }
 
-// Writes scale * acc for this warp's rows, which begin at row `first` of a sequence; none from `length` on. The
-// product is rounded before anything is added to it.
+// Writes scale * acc for this warp's rows, which begin at row `first` of a sequence; none from `length` on.
+// The product is rounded before anything is added to it.
 template <int D, int kTiles>
-__device__ inline void write_gradient(const Problem& p, const DeviceRows& to, const float (&acc)[kTiles][D / 8][4],
-                                      int sequence, int first, int head, float scale, bool accumulate) {
+__device__ inline void write_gradient(const Problem& p, const DeviceRows& to,
+                                      const float (&acc)[kTiles][D / 8][4], int sequence, int first, int head,
+                                      float scale, bool accumulate) {
   const int lane = int(threadIdx.x) & 31;
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
@@ -62,7 +64,8 @@ __device__ inline void write_gradient(const Problem& p, const DeviceRows& to, co
     for (int half = 0; half < 2; ++half) {
       const int row = first + 16 * m + 8 * half + lane / 4;
       if (row >= p.length) continue;
-      const int64_t at = (int64_t(sequence) * p.length + row) * to.stride + head * p.head_dim + 2 * (lane & 3);
+      const int64_t at =
+          (int64_t(sequence) * p.length + row) * to.stride + head * p.head_dim + 2 * (lane & 3);
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) {
         if (n * 8 >= p.head_dim) continue;
@@ -87,11 +90,14 @@ __global__ void __launch_bounds__(kThreads, 2) query_kernel(const __grid_constan
   const QueryTile<K::kQueries> tile(p);
   const DeviceQueries& queries = p.queries[tile.stream];
   load_tile<D, K::kQueries>(q_tile, HeadRows(p, queries.q, tile.sequence, tile.head), tile.first, p.length);
-  load_tile<D, K::kQueries>(d_o_tile, HeadRows(p, queries.d_o, tile.sequence, tile.head), tile.first, p.length);
+  load_tile<D, K::kQueries>(d_o_tile, HeadRows(p, queries.d_o, tile.sequence, tile.head), tile.first,
+                            p.length);
 
   const int32_t* const document_start = p.document_start + int64_t(tile.sequence) * p.length;
   const KeyWalk<kKeys> walk(p, queries, QueryRange(document_start, tile.first, tile.last));
-  const auto key_rows = [&](const DeviceRows& from) { return HeadRows(p, from, tile.sequence, tile.key_head); };
+  const auto key_rows = [&](const DeviceRows& from) {
+    return HeadRows(p, from, tile.sequence, tile.key_head);
+  };
   const auto k_tile = [&](int stage) { return stages + tile_bytes<D>(2 * kKeys * stage); };
   const auto v_tile = [&](int stage) { return k_tile(stage) + tile_bytes<D>(kKeys); };
   const auto load_keys = [&](int stage, int set, int first) {
@@ -117,7 +123,8 @@ __global__ void __launch_bounds__(kThreads, 2) query_kernel(const __grid_constan
     const DeviceBand band = queries.band[set];
     copy_async_wait();
     const bool found = walk.masked(at) && has_nonfinite<D, kKeys>(k_tile(stage));
-    const bool unclean = __syncthreads_or(int(found)) != 0;  // the stage is there, and nobody reads the other one
+    const bool unclean =
+        __syncthreads_or(int(found)) != 0;  // the stage is there, and nobody reads the other one
     at = walk.next(at);
     if (!walk.at_end(at)) load_keys(stage ^ 1, at.set, at.first);
 
@@ -133,7 +140,8 @@ __global__ void __launch_bounds__(kThreads, 2) query_kernel(const __grid_constan
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            ds[m][n][e] = fast_exp2(s[m][n][e] * p.scale_log2 - lse2[m][e / 2]) * (ds[m][n][e] - delta[m][e / 2]);
+            ds[m][n][e] =
+                fast_exp2(s[m][n][e] * p.scale_log2 - lse2[m][e / 2]) * (ds[m][n][e] - delta[m][e / 2]);
       if (!seen.all.covers(first, kKeys))
         mine.template for_pairs<kKeys>(band, first, [&](int m, int n, int e, bool visible) {
           ds[m][n][e] = visible ? ds[m][n][e] : 0.0F;
@@ -147,10 +155,12 @@ __global__ void __launch_bounds__(kThreads, 2) query_kernel(const __grid_constan
     if (!work) continue;
     multiply_weights<D, kTiles, kKeys>(dq, ds, k_tile(stage));
     if (unclean)
-      add_nonfinite<D, kTiles>(dq, key_rows(p.keys[set].k), first, min(first + kKeys, p.length), 0, mine.sees(band));
+      add_nonfinite<D, kTiles>(dq, key_rows(p.keys[set].k), first, min(first + kKeys, p.length), 0,
+                               mine.sees(band));
   }
   copy_async_wait();  // where no key is seen
-  write_gradient<D, kTiles>(p, queries.dq, dq, tile.sequence, tile.first + mine.row, tile.head, p.scale, false);
+  write_gradient<D, kTiles>(p, queries.dq, dq, tile.sequence, tile.first + mine.row, tile.head, p.scale,
+                            false);
 }
 
 template <int D>
@@ -211,8 +221,10 @@ __global__ void __launch_bounds__(kThreads, 2) key_kernel(const __grid_constant_
     const auto seen = range.keys(band);
     const bool masked = !whole || !seen.all.covers(tile.first, K::kKeys);
     copy_async_wait();
-    const bool found = masked && (has_nonfinite<D, kQueries>(stage.q) || has_nonfinite<D, kQueries>(stage.d_o));
-    const bool unclean = __syncthreads_or(int(found)) != 0;  // the stage is there, and nobody reads the other one
+    const bool found =
+        masked && (has_nonfinite<D, kQueries>(stage.q) || has_nonfinite<D, kQueries>(stage.d_o));
+    const bool unclean =
+        __syncthreads_or(int(found)) != 0;  // the stage is there, and nobody reads the other one
     at = walk.next(at);
     if (!walk.at_end(at)) range = load_queries(shared.stage[number ^ 1], at);
 

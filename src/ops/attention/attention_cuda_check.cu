@@ -1,7 +1,7 @@
-// Any shape, in plain f32 arithmetic. A block of eight warps owns 32 rows (queries, or keys in the gradients of keys), a
-// warp four of them, and walks over tiles of 32 rows of the other side, one to a lane. Scores go through shared memory to
-// be weights of the rows that are added up, there with a lane to a column: 128 columns to a block, so that wide heads
-// are several blocks with the same scores.
+// Any shape, in plain f32 arithmetic. A block of eight warps owns 32 rows (queries, or keys in the gradients
+// of keys), a warp four of them, and walks over tiles of 32 rows of the other side, one to a lane. Scores go
+// through shared memory to be weights of the rows that are added up, there with a lane to a column: 128
+// columns to a block, so that wide heads are several blocks with the same scores.
 #include <cmath>
 
 #include "ops/attention/attention_cuda.cuh"
@@ -37,7 +37,8 @@ struct Shared {
 
 // to[r][c] = element (first + r, column + c), zero where there is none.
 template <class T, int kWidth, int kStride>
-__device__ inline void load_block(float (&to)[kTile][kStride], const HeadRows<T>& from, int first, int column) {
+__device__ inline void load_block(float (&to)[kTile][kStride], const HeadRows<T>& from, int first,
+                                  int column) {
   for (int i = int(threadIdx.x); i < kTile * kWidth; i += kThreads) {
     const int r = i / kWidth, c = i % kWidth;
     const bool there = first + r < from.length && column + c < from.head_dim;
@@ -47,8 +48,8 @@ __device__ inline void load_block(float (&to)[kTile][kStride], const HeadRows<T>
 
 // Dot products of this warp's rows of `own` with this lane's row of `other`.
 template <class T>
-__device__ inline void dot_products(float (&dot)[kRows], Shared& shared, const HeadRows<T>& own, int own_first,
-                                    const HeadRows<T>& other, int other_first) {
+__device__ inline void dot_products(float (&dot)[kRows], Shared& shared, const HeadRows<T>& own,
+                                    int own_first, const HeadRows<T>& other, int other_first) {
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kRows;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) dot[r] = 0;
@@ -81,11 +82,12 @@ __device__ inline void clear(Sums& sums) {
     for (float& x : row) x = 0;
 }
 
-// sums[r] += weight of (this warp's row r, row of `from`) * that row, over the rows of the tile that r sees: a bit of
-// sees[r] each. What is not seen is not multiplied either: it may be NaN.
+// sums[r] += weight of (this warp's row r, row of `from`) * that row, over the rows of the tile that r sees:
+// a bit of sees[r] each. What is not seen is not multiplied either: it may be NaN.
 template <class T>
 __device__ inline void add_rows(Sums& sums, Shared& shared, const float (&weight)[kRows],
-                                const unsigned (&sees)[kRows], const HeadRows<T>& from, int first, int column) {
+                                const unsigned (&sees)[kRows], const HeadRows<T>& from, int first,
+                                int column) {
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kRows;
   __syncthreads();
 #pragma unroll
@@ -104,8 +106,8 @@ __device__ inline void add_rows(Sums& sums, Shared& shared, const float (&weight
 
 // Writes factor * sums[r] at row first + r, rounded before anything is added.
 template <class T>
-__device__ inline void write_row(T* row, const float (&sums)[kColumns / 32], float factor, int column, int head_dim,
-                                 bool accumulate) {
+__device__ inline void write_row(T* row, const float (&sums)[kColumns / 32], float factor, int column,
+                                 int head_dim, bool accumulate) {
 #pragma unroll
   for (int i = 0; i < kColumns / 32; ++i) {
     const int c = column + int(threadIdx.x) % 32 + 32 * i;
@@ -119,8 +121,7 @@ __device__ inline void write_gradient(const Problem& p, const DeviceRows& to, co
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (first + r >= p.length) continue;
-    const int64_t at =
-        (int64_t(sequence) * p.length + first + r) * to.stride + int64_t(head) * p.head_dim;
+    const int64_t at = (int64_t(sequence) * p.length + first + r) * to.stride + int64_t(head) * p.head_dim;
     if (to.dtype == DType::bf16)
       write_row(static_cast<bf16*>(to.data) + at, sums[r], factor, column, p.head_dim, false);
     else
@@ -175,14 +176,15 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
 #pragma unroll
       for (float& x : o[r]) x *= shrink;
     }
-    add_rows(o, shared, p_of, sees, HeadRows<T>(p, p.keys[at.set].v, tile.sequence, tile.key_head), at.first, column);
+    add_rows(o, shared, p_of, sees, HeadRows<T>(p, p.keys[at.set].v, tile.sequence, tile.key_head), at.first,
+             column);
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (mine.first + r > tile.last) continue;
     const int64_t row = int64_t(tile.sequence) * p.length + mine.first + r;
-    write_row(static_cast<T*>(queries.o.data) + row * queries.o.stride + int64_t(tile.head) * p.head_dim, o[r],
-              sum[r] == 0 ? 0.0F : 1 / sum[r], column, p.head_dim, false);
+    write_row(static_cast<T*>(queries.o.data) + row * queries.o.stride + int64_t(tile.head) * p.head_dim,
+              o[r], sum[r] == 0 ? 0.0F : 1 / sum[r], column, p.head_dim, false);
     if (lane == 0 && column == 0)
       static_cast<float*>(queries.lse.data)[row * queries.lse.stride + tile.head] =
           sum[r] == 0 ? -INFINITY : top[r] + logf(sum[r]);
@@ -259,7 +261,9 @@ __global__ void __launch_bounds__(kThreads) key_kernel(const __grid_constant__ P
   write_gradient(p, keys.dv, dv, tile.sequence, first, tile.key_head, 1, column, keys.accumulate);
 }
 
-unsigned blocks(const Problem& p, int64_t tiles) { return unsigned(tiles * ceil_div(p.head_dim, kColumns)); }
+unsigned blocks(const Problem& p, int64_t tiles) {
+  return unsigned(tiles * ceil_div(p.head_dim, kColumns));
+}
 
 }  // namespace
 
@@ -271,7 +275,8 @@ void forward_check(const Exec& ex, const Problem& p) {
 }
 
 void backward_check(const Exec& ex, const Problem& p) {
-  const unsigned of_queries = blocks(p, QueryTile<kTile>::blocks(p)), of_keys = blocks(p, KeyTile<kTile>::blocks(p));
+  const unsigned of_queries = blocks(p, QueryTile<kTile>::blocks(p)),
+                 of_keys = blocks(p, KeyTile<kTile>::blocks(p));
   with_device_type(p.dtype, [&](auto t) {
     using T = decltype(t);
     if (of_queries > 0) query_kernel<T><<<of_queries, kThreads, 0, stream_of(ex)>>>(p);

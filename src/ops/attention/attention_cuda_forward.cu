@@ -1,9 +1,10 @@
-// Forward on tensor cores. A block of four warps owns 128 queries of one head of one stream, 32 to a warp, and walks
-// over the tiles of 64 keys that any of them sees, set after set, with one online softmax. Scores, probabilities and
-// output stay in registers.
+// Forward on tensor cores. A block of four warps owns 128 queries of one head of one stream, 32 to a warp,
+// and walks over the tiles of 64 keys that any of them sees, set after set, with one online softmax. Scores,
+// probabilities and output stay in registers.
 //
-// Streams and query heads that read the same keys are neighbouring blocks and run at the same time, so that keys and
-// values come out of the L2 cache for all but the first; within a key head the tiles with most work go first.
+// Streams and query heads that read the same keys are neighbouring blocks and run at the same time, so that
+// keys and values come out of the L2 cache for all but the first; within a key head the tiles with most work
+// go first.
 #include <cmath>
 
 #include "ops/attention/attention_tensor_cores.cuh"
@@ -169,8 +170,8 @@ __global__ void __launch_bounds__(kThreads, D <= 64 ? 3 : 2)
             pack_bf16(o[m][n][2 * half] * inverse, o[m][n][2 * half + 1] * inverse);
       const int query = tile.first + row;
       if (query <= tile.last && (lane & 3) == 0)
-        static_cast<float*>(queries.lse.data)[(int64_t(tile.sequence) * p.length + query) * queries.lse.stride +
-                                              tile.head] =
+        static_cast<float*>(
+            queries.lse.data)[(int64_t(tile.sequence) * p.length + query) * queries.lse.stride + tile.head] =
             sum == 0 ? -INFINITY : rows[m][half].top * p.scale + logf(sum);
     }
   __syncwarp();
@@ -178,8 +179,10 @@ __global__ void __launch_bounds__(kThreads, D <= 64 ? 3 : 2)
 }
 template <int D>
 void launch(const Exec& ex, const Problem& p) {
-  SPS_CUDA(cudaFuncSetAttribute(forward_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kForwardShared<D>));
-  forward_kernel<D><<<unsigned(QueryTile<kQueries>::blocks(p)), kThreads, kForwardShared<D>, stream_of(ex)>>>(p);
+  SPS_CUDA(cudaFuncSetAttribute(forward_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                kForwardShared<D>));
+  forward_kernel<D>
+      <<<unsigned(QueryTile<kQueries>::blocks(p)), kThreads, kForwardShared<D>, stream_of(ex)>>>(p);
   SPS_LAUNCHED();
 }
 

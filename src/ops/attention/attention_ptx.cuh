@@ -5,9 +5,12 @@
 
 namespace sps::ops::attention {
 
-__device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+__device__ inline uint32_t shared_address(const void* p) {
+  return uint32_t(__cvta_generic_to_shared(p));
+}
 
-// 16 or 4 bytes from global to shared memory, behind the thread's back; zeros, and nothing read, where not valid.
+// 16 or 4 bytes from global to shared memory, behind the thread's back; zeros, and nothing read, where not
+// valid.
 __device__ inline void copy_async_16(void* to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(valid ? 16 : 0)
@@ -19,10 +22,12 @@ __device__ inline void copy_async_4(void* to, const void* from, bool valid) {
                : "memory");
 }
 // Until this thread's copies have landed. Others see them after a barrier.
-__device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ inline void copy_async_wait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
-// Four 8x8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8 and gets of matrix
-// m, in x[m], columns 2 (l % 4) and the next of row l / 4.
+// Four 8x8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8 and gets of
+// matrix m, in x[m], columns 2 (l % 4) and the next of row l / 4.
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -35,8 +40,8 @@ __device__ inline void load_matrices_transposed(uint32_t (&x)[4], uint32_t addre
                : "r"(address));
 }
 
-// c += a b, a [16, 16] and b [16, 8] bf16, c [16, 8] f32. With g = lane / 4, t = 2 (lane % 4), pairs are of two
-// neighbours along k for a and b, along the columns for c:
+// c += a b, a [16, 16] and b [16, 8] bf16, c [16, 8] f32. With g = lane / 4, t = 2 (lane % 4), pairs are of
+// two neighbours along k for a and b, along the columns for c:
 //   a[0..3]  rows g, g + 8, g, g + 8 at k = t, t, t + 8, t + 8
 //   b0, b1   column g at k = t, t + 8
 //   c[0..3]  row g at columns t, t + 1, row g + 8 at t, t + 1

@@ -1,8 +1,9 @@
 // Tiles of bf16 rows in shared memory and their products on tensor cores, for the kernels of
 // attention_cuda_forward.cu and attention_cuda_backward.cu.
 //
-// A tile is rows of D numbers, D = 64, 96 or 128; narrower heads are padded with zeros. 16-byte chunks of a row are
-// permuted by the row's number so that eight neighbouring rows have the same chunk in different banks.
+// A tile is rows of D numbers, D = 64, 96 or 128; narrower heads are padded with zeros. 16-byte chunks of a
+// row are permuted by the row's number so that eight neighbouring rows have the same chunk in different
+// banks.
 #pragma once
 
 #include <climits>
@@ -55,7 +56,7 @@ struct Chunk {
   __device__ char* of(char* tile) const { return tile + chunk_offset<D>(row, column); }
 };
 template <int D, int kRows>
-constexpr int kChunksOfThread = kRows * D / 8 / kThreads;
+constexpr int kChunksOfThread = kRows* D / 8 / kThreads;
 
 // Issues the copy of rows [first, first + kRows) into the tile; zeros for rows from `length` on.
 template <int D, int kRows>
@@ -85,11 +86,13 @@ __device__ inline void load_tile(char* tile, const HeadRows& from, int first, in
 }
 
 // Of two bf16 numbers: ones in the sign places of those that are infinite or NaN.
-__device__ inline uint32_t nonfinite(uint32_t x) { return ((x & 0x7F807F80U) + 0x00800080U) & 0x80008000U; }
+__device__ inline uint32_t nonfinite(uint32_t x) {
+  return ((x & 0x7F807F80U) + 0x00800080U) & 0x80008000U;
+}
 
 // Where a tile's rows are not all seen by all rows of the other side, what is masked has the weight 0, and
-// 0 * NaN would spread. There the numbers that are not finite are taken out before the product and reach those who see
-// them through add_nonfinite(). Both functions look at the chunks that this thread loaded.
+// 0 * NaN would spread. There the numbers that are not finite are taken out before the product and reach
+// those who see them through add_nonfinite(). Both functions look at the chunks that this thread loaded.
 template <int D, int kRows>
 __device__ inline bool has_nonfinite(char* tile) {
   uint32_t found = 0;
@@ -110,11 +113,12 @@ __device__ inline void clean_tile(char* tile) {
   }
 }
 
-// acc[m][n] covers rows 16 m + lane / 4 (+ 8) and columns 8 n + 2 (lane % 4) (+ 1); sees(m, half, row of `from`).
-// `weight` is 1 where a visible row's weight is positive, 0 where it may be anything: then the sum becomes NaN.
+// acc[m][n] covers rows 16 m + lane / 4 (+ 8) and columns 8 n + 2 (lane % 4) (+ 1); sees(m, half, row of
+// `from`). `weight` is 1 where a visible row's weight is positive, 0 where it may be anything: then the sum
+// becomes NaN.
 template <int D, int kTiles, class Sees>
-__device__ inline void add_nonfinite(float (&acc)[kTiles][D / 8][4], const HeadRows& from, int first, int last,
-                                     float weight, Sees&& sees) {
+__device__ inline void add_nonfinite(float (&acc)[kTiles][D / 8][4], const HeadRows& from, int first,
+                                     int last, float weight, Sees&& sees) {
   const int column = 2 * (int(threadIdx.x) & 3);
 #pragma unroll 1
   for (int r = first; r < last; ++r) {
@@ -135,8 +139,9 @@ __device__ inline void add_nonfinite(float (&acc)[kTiles][D / 8][4], const HeadR
   }
 }
 
-// Where this lane's row of four 8x8 matrices lies in a tile, for load_matrices. `a`: rows 0..15 of two chunks, the
-// order of operand a, and of operand b if transposed. `b`: the order of operand b, two blocks of 8 columns.
+// Where this lane's row of four 8x8 matrices lies in a tile, for load_matrices. `a`: rows 0..15 of two
+// chunks, the order of operand a, and of operand b if transposed. `b`: the order of operand b, two blocks of
+// 8 columns.
 template <int D>
 class MatrixAddress {
  public:
@@ -171,7 +176,8 @@ __device__ inline void clear(float (&acc)[kTiles][kBlocks][4]) {
 
 // acc = x y^T for this warp's 16 kTiles rows of x, which begin at row `first`, and kRows rows of y.
 template <int D, int kTiles, int kRows>
-__device__ inline void multiply_rows(float (&acc)[kTiles][kRows / 8][4], const char* x, int first, const char* y) {
+__device__ inline void multiply_rows(float (&acc)[kTiles][kRows / 8][4], const char* x, int first,
+                                     const char* y) {
   const auto at_x = MatrixAddress<D>::a(x), at_y = MatrixAddress<D>::b(y);
   clear(acc);
 #pragma unroll
@@ -194,8 +200,8 @@ __device__ inline void multiply_rows(float (&acc)[kTiles][kRows / 8][4], const c
 
 // acc += w y for this warp's weights w [16 kTiles, kRows], rounded to bf16, and kRows rows of y.
 template <int D, int kTiles, int kRows>
-__device__ inline void multiply_weights(float (&acc)[kTiles][D / 8][4], const float (&w)[kTiles][kRows / 8][4],
-                                        const char* y) {
+__device__ inline void multiply_weights(float (&acc)[kTiles][D / 8][4],
+                                        const float (&w)[kTiles][kRows / 8][4], const char* y) {
   const auto at_y = MatrixAddress<D>::a(y);
 #pragma unroll
   for (int k = 0; k < kRows / 16; ++k) {
@@ -231,7 +237,8 @@ struct WarpQueries {
   __device__ WarpQueries(const int32_t* document_start, int tile_first, int tile_last)
       : row(int(threadIdx.x) / 32 * 16 * kTiles),
         any(tile_first + row <= tile_last),
-        range(document_start, min(tile_first + row, tile_last), min(tile_first + row + 16 * kTiles - 1, tile_last)),
+        range(document_start, min(tile_first + row, tile_last),
+              min(tile_first + row + 16 * kTiles - 1, tile_last)),
         first(tile_first + row + (int(threadIdx.x) & 31) / 4) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
@@ -239,7 +246,9 @@ struct WarpQueries {
       for (int half = 0; half < 2; ++half)
         starts[m][half] = query(m, half) <= tile_last ? document_start[query(m, half)] : INT_MAX;
   }
-  __device__ int query(int m, int half) const { return first + 16 * m + 8 * half; }
+  __device__ int query(int m, int half) const {
+    return first + 16 * m + 8 * half;
+  }
   __device__ Interval keys(DeviceBand band, int m, int half) const {
     return visible_keys(band, query(m, half), starts[m][half]);
   }
