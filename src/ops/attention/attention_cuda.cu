@@ -131,7 +131,7 @@ bool tensor_cores_serve(const Problem& p) {
   // Offsets within a tile are 32 bits wide.
   constexpr int64_t kMostStride = int64_t{1} << 22;
   const auto narrow = [](const DeviceRows& rows) { return rows.stride < kMostStride; };
-  return p.dtype == DType::bf16 && p.head_dim % 8 == 0 && p.head_dim <= 128 && p.scale > 0 &&
+  return p.dtype == DType::bf16 && p.aligned && p.head_dim % 8 == 0 && p.head_dim <= 128 && p.scale > 0 &&
          std::ranges::all_of(p.queries, [&](const auto& s) { return narrow(s.q) && narrow(s.d_o); }) &&
          std::ranges::all_of(p.keys, [&](const auto& s) { return narrow(s.k) && narrow(s.v); });
 }

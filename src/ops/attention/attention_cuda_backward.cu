@@ -15,7 +15,7 @@ template <int D>
 struct QueryKernel {
   static constexpr int kQueries = 128, kTiles = kQueries / kWarps / 16;
   static constexpr int kKeys = D <= 64 ? 64 : 32;  // as many as registers hold scores
-  static constexpr int kShared = tile_bytes<D>(2 * kQueries + 2 * 2 * kKeys);
+  static constexpr int kShared = tile_bytes<D>(2 * kQueries + 2 * 2 * kKeys) + kQueries * int(sizeof(int));
 };
 
 // Gradients of keys and values: a block owns kKeys keys of one set and walks over the queries that see them:
@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(kThreads, 2) query_kernel(const __grid_constan
   auto at = walk.begin();
   if (!walk.at_end(at)) load_keys(0, at.set, at.first);
 
-  const WarpQueries<kTiles> mine(document_start, tile.first, tile.last);
+  const WarpQueries<kTiles> mine(document_start, tile.first, tile.last,
+                                 reinterpret_cast<int*>(stages + tile_bytes<D>(2 * 2 * kKeys)));
   float lse2[kTiles][2], delta[kTiles][2], dq[kTiles][D / 8][4];
   const int64_t statistics = p.statistics_of(tile.stream, tile.sequence, tile.head);
 #pragma unroll

@@ -2,6 +2,7 @@
 // of keys), a warp four of them, and walks over tiles of 32 rows of the other side, one to a lane. Scores go
 // through shared memory to be weights of the rows that are added up, there with a lane to a column: 128
 // columns to a block, so that wide heads are several blocks with the same scores.
+#include <climits>
 #include <cmath>
 
 #include "ops/attention/attention_cuda.cuh"

@@ -80,22 +80,12 @@ __device__ inline void write_rows(const Problem& p, const DeviceRows& o, char* t
     if (query >= p.length || column * 8 >= p.head_dim) continue;
     auto* to = static_cast<uint16_t*>(o.data) + (int64_t(sequence) * p.length + query) * o.stride +
                head * p.head_dim + column * 8;
-    const uint4 x = *reinterpret_cast<const uint4*>(tile + chunk_offset<D>(row, column));
-    if (p.aligned) {
-      *reinterpret_cast<uint4*>(to) = x;
-    } else {
-      const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        to[2 * e] = uint16_t(pairs[e]);
-        to[2 * e + 1] = uint16_t(pairs[e] >> 16);
-      }
-    }
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(tile + chunk_offset<D>(row, column));
   }
 }
 
 template <int D>
-constexpr int kForwardShared = tile_bytes<D>(kQueries + 2 * kKeys);
+constexpr int kForwardShared = tile_bytes<D>(kQueries + 2 * kKeys) + kQueries* int(sizeof(int));
 
 template <int D>
 __global__ void __launch_bounds__(kThreads, D <= 64 ? 3 : 2)
@@ -117,7 +107,8 @@ __global__ void __launch_bounds__(kThreads, D <= 64 ? 3 : 2)
   auto at = walk.begin();
   if (!walk.at_end(at)) load_keys(k_tile, p.keys[at.set].k, at.first);
 
-  const WarpQueries<kTiles> mine(document_start, tile.first, tile.last);
+  const WarpQueries<kTiles> mine(document_start, tile.first, tile.last,
+                                 reinterpret_cast<int*>(v_tile + tile_bytes<D>(kKeys)));
   float o[kTiles][D / 8][4];
   Softmax rows[kTiles][2];
   clear(o);
@@ -135,9 +126,9 @@ __global__ void __launch_bounds__(kThreads, D <= 64 ? 3 : 2)
     if (work) multiply_rows<D, kTiles, kKeys>(s, q_tile, mine.row, k_tile);
 
     copy_async_wait();
-    const bool found = walk.masked(at) && has_nonfinite<D, kKeys>(v_tile);
+    const bool masked = walk.masked(at), found = masked && has_nonfinite<D, kKeys>(v_tile);
     if (found) clean_tile<D, kKeys>(v_tile);
-    const bool unclean = __syncthreads_or(int(found)) != 0;  // v is there, and nobody reads k any more
+    const bool unclean = barrier_or(masked, found);  // v is there, and nobody reads k any more
     at = walk.next(at);
     if (!walk.at_end(at)) load_keys(k_tile, p.keys[at.set].k, at.first);
 

@@ -116,27 +116,27 @@ void expect_visible_pairs(const AttentionCase& c, DType dtype) {
   EXPECT_NEAR(pairs, double(call.visible_pairs()), 1e-4 * pairs);
 }
 
-void expect_bands_of_every_family(Device device, DType dtype) {
+void expect_bands_of_every_family(const Kind& kind) {
   const Threads one(1);
   for (int64_t head_dim : {4, 8})
     for (int64_t length : {1, 3, 64, 65, 130})
       for (int64_t document : {0, 9})
         for (AttentionCase& c :
              families({.batch = 2, .length = length, .head_dim = head_dim, .document = document})) {
-          c.device = device;
-          expect_visible_pairs(c, dtype);
+          c.device = kind.device, c.apart = kind.apart;
+          expect_visible_pairs(c, kind.dtype);
         }
 }
 
 TEST(AttentionMask, ReferenceShowsExactlyTheBandsOfEveryFamily) {
-  expect_bands_of_every_family(Device::cpu, DType::f64);
+  expect_bands_of_every_family({Device::cpu, DType::f64});
 }
 
 class AttentionBits : public AttentionOn {};
 INSTANTIATE_TEST_SUITE_P(, AttentionBits, AttentionOn::kinds(), AttentionOn::name);
 
 TEST_P(AttentionBits, ShowsExactlyTheBandsOfEveryFamily) {
-  expect_bands_of_every_family(device(), dtype());
+  expect_bands_of_every_family(GetParam());
 }
 
 TEST_P(AttentionBits, SkippingTilesChangesNothing) {
@@ -200,7 +200,6 @@ TEST_P(AttentionBits, TheSameEveryTime) {
   for (int64_t head_dim : {40, 128}) {
     AttentionCase c =
         here(sps({.batch = 2, .length = 300, .heads = 4, .kv_heads = 2, .head_dim = head_dim}, 64));
-    c.strided = false;
     AttentionCall once(c, dtype());
     once.forward(), once.backward();
     for (int i = 0; i < 2; ++i) {
@@ -276,7 +275,6 @@ TEST_P(AttentionBits, PoisonStaysInItsDocument) {
       for (const int64_t head_dim : {32, 128}) {
         AttentionCase c = here(sps(
             {.batch = 2, .length = 150, .heads = 4, .kv_heads = 2, .head_dim = head_dim, .document = 23}, w));
-        c.strided = head_dim < 128;
         expect_poison_to_stay(c, dtype(), poison);
       }
 }
@@ -287,7 +285,6 @@ TEST_P(AttentionBits, PoisonedKeyReachesOnlyRowsThatSeeIt) {
     AttentionCase c =
         here(standard({.batch = 1, .length = 200, .heads = 1, .kv_heads = 1, .head_dim = head_dim}));
     c.bands[0][0] = {2, 40};
-    c.strided = head_dim < 96;
     for (const int64_t key : {0, 63, 64, 100})
       for (const bool in_value : {false, true}) {
         AttentionCall call(c, dtype());
@@ -308,7 +305,6 @@ TEST_P(AttentionBits, PoisonedQueryReachesOnlyKeysThatItSees) {
     AttentionCase c =
         here(standard({.batch = 1, .length = 200, .heads = 1, .kv_heads = 1, .head_dim = head_dim}));
     c.bands[0][0] = {2, 40};
-    c.strided = head_dim < 96;
     for (const int64_t query : {2, 63, 64, 199})
       for (const bool in_gradient : {false, true}) {
         AttentionCall call(c, dtype());

@@ -34,55 +34,50 @@ constexpr int tile_bytes(int rows) {
 struct HeadRows {
   const uint16_t* data;  // row 0
   int stride, head_dim;
-  bool aligned;
 
   __device__ HeadRows(const Problem& p, const DeviceRows& rows, int sequence, int head)
       : data(static_cast<const uint16_t*>(rows.data) + int64_t(sequence) * p.length * rows.stride +
              head * p.head_dim),
         stride(int(rows.stride)),
-        head_dim(p.head_dim),
-        aligned(p.aligned) {}
+        head_dim(p.head_dim) {}
   __device__ const uint16_t* row(int r) const { return data + int64_t(r) * stride; }
 };
 
-// Chunk number n of this thread, in loads and in clean_tile.
+// The chunks of a tile that this thread loads and cleans: in column `column` + 8 kWide per step across, in
+// row `row` + kRowsOfPass per step down. Steps do not change the permutation, so that they are constant
+// offsets.
 template <int D>
-struct Chunk {
-  int row, column;
-  __device__ explicit Chunk(int n) {
-    const int i = n * kThreads + int(threadIdx.x);
-    row = i / (D / 8), column = i % (D / 8);
+struct Chunks {
+  static constexpr int kWide = D % 64 == 0 ? D / 8 : 4, kAcross = D / 8 / kWide,
+                       kRowsOfPass = kThreads / kWide;
+  static_assert(kRowsOfPass % 8 == 0);
+
+  int row, column, offset;
+
+  __device__ Chunks()
+      : row(int(threadIdx.x) / kWide),
+        column(int(threadIdx.x) % kWide * 8),
+        offset(chunk_offset<D>(row, int(threadIdx.x) % kWide)) {}
+  // body(row, column, offset in bytes of the chunk in the tile)
+  template <int kRows, class Body>
+  __device__ void for_each(Body&& body) const {
+    static_assert(kRows % kRowsOfPass == 0);
+#pragma unroll
+    for (int down = 0; down < kRows; down += kRowsOfPass)
+#pragma unroll
+      for (int across = 0; across < kAcross; ++across)
+        body(row + down, column + across * kWide * 8, offset + down * D * 2 + across * kWide * 16);
   }
-  __device__ char* of(char* tile) const { return tile + chunk_offset<D>(row, column); }
 };
-template <int D, int kRows>
-constexpr int kChunksOfThread = kRows* D / 8 / kThreads;
 
 // Issues the copy of rows [first, first + kRows) into the tile; zeros for rows from `length` on.
 template <int D, int kRows>
 __device__ inline void load_tile(char* tile, const HeadRows& from, int first, int length) {
-  static_assert(kRows * D / 8 % kThreads == 0);
-  if (from.aligned) {
-    const uint16_t* row = from.row(first);
-#pragma unroll
-    for (int n = 0; n < kChunksOfThread<D, kRows>; ++n) {
-      const Chunk<D> chunk(n);
-      const bool valid = first + chunk.row < length && chunk.column * 8 < from.head_dim;
-      const int offset = chunk.row * from.stride + chunk.column * 8;
-      copy_async_16(chunk.of(tile), row + (valid ? offset : 0), valid);
-    }
-  } else {
-#pragma unroll 1
-    for (int n = 0; n < kChunksOfThread<D, kRows>; ++n) {
-      const Chunk<D> chunk(n);
-      uint32_t x[4] = {0, 0, 0, 0};
-      if (first + chunk.row < length && chunk.column * 8 < from.head_dim) {
-        const uint16_t* row = from.row(first + chunk.row) + chunk.column * 8;
-        for (int i = 0; i < 4; ++i) x[i] = uint32_t(row[2 * i]) | uint32_t(row[2 * i + 1]) << 16;
-      }
-      *reinterpret_cast<uint4*>(chunk.of(tile)) = make_uint4(x[0], x[1], x[2], x[3]);
-    }
-  }
+  const uint16_t* const base = from.row(first);
+  Chunks<D>().template for_each<kRows>([&](int row, int column, int offset) {
+    const bool valid = first + row < length && column < from.head_dim;
+    copy_async_16(tile + offset, base + row * from.stride + column, valid);
+  });
 }
 
 // Of two bf16 numbers: ones in the sign places of those that are infinite or NaN.
@@ -94,23 +89,28 @@ __device__ inline uint32_t nonfinite(uint32_t x) {
 // 0 * NaN would spread. There the numbers that are not finite are taken out before the product and reach
 // those who see them through add_nonfinite(). Both functions look at the chunks that this thread loaded.
 template <int D, int kRows>
-__device__ inline bool has_nonfinite(char* tile) {
+__device__ inline bool has_nonfinite(const char* tile) {
   uint32_t found = 0;
-#pragma unroll
-  for (int n = 0; n < kChunksOfThread<D, kRows>; ++n) {
-    const uint4 x = *reinterpret_cast<const uint4*>(Chunk<D>(n).of(tile));
+  Chunks<D>().template for_each<kRows>([&](int, int, int offset) {
+    const uint4 x = *reinterpret_cast<const uint4*>(tile + offset);
     found |= nonfinite(x.x) | nonfinite(x.y) | nonfinite(x.z) | nonfinite(x.w);
-  }
+  });
   return found != 0;
 }
 template <int D, int kRows>
 __device__ inline void clean_tile(char* tile) {
   const auto clean = [](uint32_t two) { return two & ~((nonfinite(two) >> 15) * 0xFFFFU); };
-#pragma unroll 1
-  for (int n = 0; n < kChunksOfThread<D, kRows>; ++n) {
-    uint4& x = *reinterpret_cast<uint4*>(Chunk<D>(n).of(tile));
+  Chunks<D>().template for_each<kRows>([&](int, int, int offset) {
+    uint4& x = *reinterpret_cast<uint4*>(tile + offset);
     x = make_uint4(clean(x.x), clean(x.y), clean(x.z), clean(x.w));
-  }
+  });
+}
+
+// A barrier of the block; where the tile is masked, whether any thread found something to clean.
+__device__ inline bool barrier_or(bool masked, bool found) {
+  if (masked) return __syncthreads_or(int(found)) != 0;
+  __syncthreads();
+  return false;
 }
 
 // acc[m][n] covers rows 16 m + lane / 4 (+ 8) and columns 8 n + 2 (lane % 4) (+ 1); sees(m, half, row of
@@ -160,7 +160,10 @@ class MatrixAddress {
 
  private:
   __device__ MatrixAddress(const void* tile, int row, int chunk)
-      : row_(shared_address(tile) + uint32_t(row * D * 2)), chunk_(uint32_t(chunk ^ swizzle<D>(row)) << 4) {}
+      : row_(shared_address(tile) + uint32_t(row * D * 2)), chunk_(uint32_t(chunk ^ swizzle<D>(row)) << 4) {
+    // Keeps the compiler from holding the address of every chunk in a register throughout the walk.
+    asm volatile("" : "+r"(chunk_));
+  }
   uint32_t row_, chunk_;
 };
 
@@ -226,31 +229,33 @@ __device__ inline void multiply_weights(float (&acc)[kTiles][D / 8][4],
   }
 }
 
-// The 16 kTiles queries of this warp, rows from `row` of the block's tile on.
+// The 16 kTiles queries of this warp, rows from `row` of the block's tile on; a thread of the block for each
+// query of the tile. The starts of their documents wait in shared memory: only masks ask for them.
 template <int kTiles>
 struct WarpQueries {
+  static constexpr int kQueries = 16 * kTiles * kWarps;
+  static_assert(kQueries == kThreads);
+
   int row;
   bool any;  // some are within the sequence
   QueryRange range;
-  int first, starts[kTiles][2];  // this lane's first; documents of its queries
+  int first;  // this lane's first query
+  const int* starts;
 
-  __device__ WarpQueries(const int32_t* document_start, int tile_first, int tile_last)
+  __device__ WarpQueries(const int32_t* document_start, int tile_first, int tile_last, int* shared_starts)
       : row(int(threadIdx.x) / 32 * 16 * kTiles),
         any(tile_first + row <= tile_last),
         range(document_start, min(tile_first + row, tile_last),
               min(tile_first + row + 16 * kTiles - 1, tile_last)),
-        first(tile_first + row + (int(threadIdx.x) & 31) / 4) {
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        starts[m][half] = query(m, half) <= tile_last ? document_start[query(m, half)] : INT_MAX;
+        first(tile_first + row + (int(threadIdx.x) & 31) / 4),
+        starts(shared_starts + row + (int(threadIdx.x) & 31) / 4) {
+    const int query = tile_first + int(threadIdx.x);
+    shared_starts[threadIdx.x] = query <= tile_last ? document_start[query] : INT_MAX;
+    __syncwarp();
   }
-  __device__ int query(int m, int half) const {
-    return first + 16 * m + 8 * half;
-  }
+  __device__ int query(int m, int half) const { return first + 16 * m + 8 * half; }
   __device__ Interval keys(DeviceBand band, int m, int half) const {
-    return visible_keys(band, query(m, half), starts[m][half]);
+    return visible_keys(band, query(m, half), starts[16 * m + 8 * half]);
   }
   // body(m, n, e, visible) for this lane's elements of a tile of kKeys keys.
   template <int kKeys, class Body>

@@ -127,17 +127,14 @@ TEST_P(AttentionTypes, MatchesReferenceAtAwkwardLengths) {
   }
 }
 
-// Rows apart by odd strides, and rows that can be moved in wide accesses.
 TEST_P(AttentionTypes, MatchesReferenceAtEveryHeadSize) {
-  for (bool strided : {true, false})
-    for (int64_t head_dim : {1, 8, 16, 32, 48, 64, 72, 80, 96, 120, 128, 136, 264}) {
-      AttentionCase c = here({.batch = 1, .length = 150, .heads = 2, .kv_heads = 2, .head_dim = head_dim});
-      c.strided = strided;
-      c.name = strided ? "strided heads" : "heads";
-      expect_close_to_reference(sps(c, 16), dtype());
-      c.heads = 4, c.document = 40;
-      expect_close_to_reference(reverse_sps(c, 70), dtype(), dtype());
-    }
+  for (int64_t head_dim : {1, 8, 16, 32, 48, 64, 72, 80, 96, 120, 128, 136, 264}) {
+    AttentionCase c =
+        here({.batch = 1, .length = 150, .heads = 2, .kv_heads = 2, .head_dim = head_dim, .name = "heads"});
+    expect_close_to_reference(sps(c, 16), dtype());
+    c.heads = 4, c.document = 40;
+    expect_close_to_reference(reverse_sps(c, 70), dtype(), dtype());
+  }
 }
 
 TEST_P(AttentionTypes, MatchesReferenceWithWindowsDocumentsAndGroups) {
@@ -155,7 +152,11 @@ TEST_P(AttentionTypes, MatchesReferenceWithWindowsDocumentsAndGroups) {
 
 TEST_P(AttentionTypes, MatchesReferenceForRandomBandTables) {
   for (uint64_t seed = 10; seed < 30; ++seed)
-    expect_close_to_reference(here(random_case(seed, 40 + int64_t(seed) * 5)), dtype(), dtype());
+    for (int64_t wide : {1, 8}) {
+      AttentionCase c = here(random_case(seed, 40 + int64_t(seed) * 5));
+      c.head_dim *= wide;
+      expect_close_to_reference(c, dtype(), dtype());
+    }
 }
 
 // The one long sequence: forward is cut along its queries, backward also along its keys.
@@ -214,12 +215,13 @@ TEST_P(AttentionTypes, KeyGradientsAccumulateOrOverwrite) {
 }
 
 // Sets whose owner takes no gradient: the others' gradients keep their bits, and nothing is written for them.
-void expect_unwanted_gradients_left_out(Device device, DType dtype) {
+void expect_unwanted_gradients_left_out(const Kind& kind) {
+  const DType dtype = kind.dtype;
   AttentionCase cases[] = {
       random_case(12, 90), sps({.batch = 2, .length = 150, .heads = 4, .kv_heads = 2, .head_dim = 16}, 9),
       sps({.batch = 1, .length = 600, .heads = 1, .kv_heads = 1, .head_dim = 16}, 70)};  // cut in parts
   for (AttentionCase& c : cases) {
-    c.device = device;
+    c.device = kind.device, c.apart = kind.apart;
     for (size_t unwanted = 0; unwanted < (size_t(1) << kMaxKeySets); ++unwanted) {
       AttentionCall all(c, dtype), some(c, dtype);
       for (size_t s = 0; s < kMaxKeySets; ++s) {
@@ -243,10 +245,10 @@ void expect_unwanted_gradients_left_out(Device device, DType dtype) {
   }
 }
 TEST_P(AttentionTypes, KeyGradientsThatNobodyWantsAreLeftOut) {
-  expect_unwanted_gradients_left_out(device(), dtype());
+  expect_unwanted_gradients_left_out(GetParam());
 }
 TEST(AttentionReference, KeyGradientsThatNobodyWantsAreLeftOut) {
-  expect_unwanted_gradients_left_out(Device::cpu, DType::f64);
+  expect_unwanted_gradients_left_out({Device::cpu, DType::f64});
 }
 
 }  // namespace
