@@ -62,16 +62,25 @@ template <int N, class T>
 __device__ inline void load(const T* p, float (&x)[N]) {
   load_if(true, p, x);
 }
+// 16 bytes in one access, to global or shared memory. Said in PTX because the compiler takes the store of a
+// struct apart and does not always put it together again.
+__device__ inline void store_16_bytes(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 template <int N, class T>
 __device__ inline void store(T* p, const float (&x)[N]) {
-  if constexpr (std::is_same_v<T, bf16> && N % 2 == 0) {
-    Pack<uint32_t, N / 2> pairs;
+  if constexpr (std::is_same_v<T, float> && N % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < N; i += 2) {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(x[i], x[i + 1]);
-      pairs.at[i / 2] = uint32_t{__bfloat16_as_ushort(pair.y)} << 16 | __bfloat16_as_ushort(pair.x);
-    }
-    *reinterpret_cast<Pack<uint32_t, N / 2>*>(p) = pairs;
+    for (int i = 0; i < N; i += 4)
+      store_16_bytes(p + i, __float_as_uint(x[i]), __float_as_uint(x[i + 1]), __float_as_uint(x[i + 2]),
+                     __float_as_uint(x[i + 3]));
+  } else if constexpr (std::is_same_v<T, bf16> && N % 8 == 0) {
+    const auto pair = [&](int i) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(x[i], x[i + 1]);
+      return uint32_t{__bfloat16_as_ushort(two.y)} << 16 | __bfloat16_as_ushort(two.x);
+    };
+#pragma unroll
+    for (int i = 0; i < N; i += 8) store_16_bytes(p + i, pair(i), pair(i + 2), pair(i + 4), pair(i + 6));
   } else {
     Pack<T, N> pack;
 #pragma unroll
