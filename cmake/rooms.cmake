@@ -8,6 +8,11 @@ target_compile_options(sps_flags INTERFACE
 # GCC 12 reports these two in the standard library's strings and in fmt at -O3 (GCC bug 105651): false alarms.
 target_compile_options(sps_flags INTERFACE
   "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict;-Wno-stringop-overflow>")
+if(SPS_HAS_CUDA)
+  target_compile_definitions(sps_flags INTERFACE SPS_HAS_CUDA)
+  target_compile_options(sps_flags INTERFACE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall;-Werror=all-warnings;-lineinfo;--expt-relaxed-constexpr>")
+endif()
 if(SPS_ARCH)
   target_compile_options(sps_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=${SPS_ARCH}>)
 endif()

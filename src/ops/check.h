@@ -7,13 +7,16 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/rng.h"
 #include "base/threads.h"
-#include "tensor/exec.h"
+#include "tensor/device.h"
+#include "tensor/memory.h"
 
 namespace sps::ops {
 
@@ -70,6 +73,7 @@ class Matrix {
       for (int64_t c = 0; c < t_.cols; ++c) set(r, c, v);
     return *this;
   }
+  std::span<std::byte> whole() const { return {const_cast<std::byte*>(bytes_.data()), bytes_.size()}; }
   // The same numbers in another dtype (dense).
   Matrix to(DType dtype) const {
     Matrix m(dtype, t_.rows, t_.cols);
@@ -81,6 +85,65 @@ class Matrix {
  private:
   std::vector<std::byte> bytes_;
   Tensor t_;
+};
+
+// The devices that this build and this machine can run an operation on.
+inline std::vector<Device> test_devices() {
+  return gpu_count() > 0 ? std::vector{Device::cpu, Device::cuda} : std::vector{Device::cpu};
+}
+
+// One call of an operation on a device, with operands that lie in host memory: `on(matrix)` is the tensor to
+// pass. On a GPU it is a copy that goes back into the matrix (padding too) when the call is over, at the end
+// of the scope of OnDevice; the same memory named twice is one copy. `on.ids(span)` does so for lists that
+// are only read.
+//   OnDevice on(device);
+//   rmsnorm_forward(on.exec(), on(x), ..., on.ids(pick));
+class OnDevice {
+ public:
+  explicit OnDevice(Device device = Device::cpu) : ex_(device == Device::cuda ? open_gpu() : Exec{}) {}
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice() {
+    for (const auto& [host, copy] : copies_)
+      if (copy.back) copy_bytes(ex_, copy.host, copy.device.data(), copy.device.size());
+    synchronize(ex_);
+  }
+
+  const Exec& exec() const { return ex_; }
+  Tensor operator()(const Matrix& m) { return (*this)(*m, m.whole()); }
+  // A view of a matrix's memory.
+  Tensor operator()(Tensor view, std::span<std::byte> memory) {
+    if (ex_.device == Device::cpu) return view;
+    const auto* data = static_cast<const std::byte*>(view.data);
+    SPS_CHECK(data >= memory.data() && data <= memory.data() + memory.size());
+    view.data = copy(memory, true) + (data - memory.data());
+    view.device = Device::cuda;
+    return view;
+  }
+  std::span<const int32_t> ids(std::span<const int32_t> ids) {
+    if (ex_.device == Device::cpu || ids.empty()) return ids;
+    const std::span<const std::byte> bytes = std::as_bytes(ids);
+    std::byte* on_device = copy({const_cast<std::byte*>(bytes.data()), bytes.size()}, false);
+    return {reinterpret_cast<const int32_t*>(on_device), ids.size()};
+  }
+
+ private:
+  struct Copy {
+    std::byte* host;
+    Bytes device;
+    bool back;
+  };
+  std::byte* copy(std::span<std::byte> memory, bool back) {
+    const auto [at, fresh] = copies_.try_emplace(memory.data());
+    if (fresh) {
+      at->second = {memory.data(), Bytes(memory.size(), Memory::device), back};
+      copy_bytes(ex_, at->second.device.data(), memory.data(), memory.size());
+    }
+    return at->second.device.data();
+  }
+
+  Exec ex_;
+  std::map<const std::byte*, Copy> copies_;
 };
 
 // Largest |got - want| over largest |want|; infinite if got is not finite where want is.

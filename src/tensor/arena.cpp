@@ -1,59 +1,37 @@
 #include "tensor/arena.h"
-#include "base/error.h"
-
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 
 namespace sps {
 
 namespace {
 
-constexpr size_t kAlign = 64;
+constexpr size_t kAlign = 256;  // what both a cache line and the GPU's widest accesses ask for
 
-size_t align_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
-
-// Memory of some size comes in huge pages where the system has any: a step walks over a hundred megabytes in
-// rows of a few kilobytes, and each miss in the table of small pages costs more than the line itself.
-std::byte* aligned_bytes(size_t bytes) {
-  constexpr size_t kHugePage = size_t{2} << 20;
-  const size_t align = bytes >= kHugePage / 2 ? kHugePage : kAlign, size = align_up(std::max<size_t>(bytes, 1), align);
-  auto* p = static_cast<std::byte*>(std::aligned_alloc(align, size));
-  if (p == nullptr) fail("out of memory: {:.1f} MiB could not be allocated", double(bytes) / (1 << 20));
-  if (align == kHugePage) ::madvise(p, size, MADV_HUGEPAGE);  // a wish: what it answers does not matter
-  return p;
+size_t align_up(size_t bytes) {
+  return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
 std::atomic<size_t> scratch_growths{0}, scratch_bytes{0};
 
 struct ThreadBuffer {
-  std::byte* data = nullptr;
-  size_t size = 0;
-  ~ThreadBuffer() {
-    scratch_bytes -= size;
-    std::free(data);
-  }
+  Bytes bytes;
+  ~ThreadBuffer() { scratch_bytes -= bytes.size(); }
 };
 
 }  // namespace
 
-void Arena::Free::operator()(std::byte* p) const { std::free(p); }
-
-Arena::Arena(size_t bytes, Device device) : memory_(aligned_bytes(bytes)), device_(device), size_(bytes) {
-  std::memset(memory_.get(), 0, bytes);
-}
+Arena::Arena(size_t bytes, Device device) : memory_(bytes, memory_of(device)), device_(device) {}
 
 Tensor Arena::take(DType dtype, int64_t rows, int64_t cols) {
   SPS_CHECK(rows >= 0 && cols >= 0);
-  const size_t bytes = align_up(size_t(rows) * size_t(cols) * dtype_size(dtype), kAlign);
+  const size_t bytes = align_up(size_t(rows) * size_t(cols) * dtype_size(dtype));
   Tensor t{nullptr, rows, cols, cols, dtype, device_};
   if (!planning()) {
-    SPS_CHECK(used_ + bytes <= size_);
-    t.data = memory_.get() + used_;
+    SPS_CHECK(used_ + bytes <= memory_.size());
+    t.data = memory_.data() + used_;
   }
   used_ += bytes;
   peak_ = std::max(peak_, used_);
@@ -62,21 +40,22 @@ Tensor Arena::take(DType dtype, int64_t rows, int64_t cols) {
 
 std::byte* thread_scratch(ScratchSlot slot, size_t bytes) {
   thread_local std::array<ThreadBuffer, 2> buffers;
-  ThreadBuffer& b = buffers[size_t(slot)];
-  if (b.size < bytes) {
-    std::free(b.data);
-    scratch_bytes -= b.size;
-    b.data = nullptr;  // the next line may throw
-    b.size = 0;
-    b.data = aligned_bytes(bytes);
-    b.size = align_up(bytes, kAlign);
-    scratch_bytes += b.size;
+  Bytes& held = buffers[size_t(slot)].bytes;
+  if (held.size() < bytes) {
+    scratch_bytes -= held.size();
+    held = {};  // the next line may throw
+    held = Bytes(align_up(bytes), Memory::host);
+    scratch_bytes += held.size();
     ++scratch_growths;
   }
-  return b.data;
+  return held.data();
 }
 
-size_t thread_scratch_growths() { return scratch_growths; }
-size_t thread_scratch_bytes() { return scratch_bytes; }
+size_t thread_scratch_growths() {
+  return scratch_growths;
+}
+size_t thread_scratch_bytes() {
+  return scratch_bytes;
+}
 
 }  // namespace sps

@@ -52,14 +52,14 @@ TEST(Arena, TensorsAreAlignedAndApart) {
   const Tensor a = arena.take(DType::bf16, 1, 1), b = arena.take(DType::f32, 3, 7),
                c = arena.take(DType::f64, 1, 1);
   for (const Tensor& t : {a, b, c}) EXPECT_EQ(reinterpret_cast<uintptr_t>(t.data) % 64, 0u);
-  EXPECT_EQ(static_cast<std::byte*>(b.data) - static_cast<std::byte*>(a.data), 64);
-  EXPECT_EQ(static_cast<std::byte*>(c.data) - static_cast<std::byte*>(b.data), 128);
+  EXPECT_EQ(static_cast<std::byte*>(b.data) - static_cast<std::byte*>(a.data), 256);
+  EXPECT_EQ(static_cast<std::byte*>(c.data) - static_cast<std::byte*>(b.data), 256);
 }
 
 TEST(Arena, StartsZeroed) {
   Arena arena(1000, Device::cpu);
-  const Tensor t = arena.take(DType::f32, 1, 240);
-  for (int64_t i = 0; i < 240; ++i) EXPECT_EQ(t.as<float>()[i], 0);
+  const Tensor t = arena.take(DType::f32, 1, 192);
+  for (int64_t i = 0; i < 192; ++i) EXPECT_EQ(t.as<float>()[i], 0);
 }
 
 TEST(Arena, ScopesShareMemoryAndThePeakRemembersTheLargest) {
@@ -70,13 +70,13 @@ TEST(Arena, ScopesShareMemoryAndThePeakRemembersTheLargest) {
     const Arena::Scope scope(arena);
     first = arena.take(DType::f32, 1, 1024).data;
   }
-  EXPECT_EQ(arena.used(), 64u);
+  EXPECT_EQ(arena.used(), 256u);
   {
     const Arena::Scope scope(arena);
     EXPECT_EQ(arena.take(DType::f32, 1, 16).data, first);
   }
-  EXPECT_EQ(arena.used(), 64u);
-  EXPECT_EQ(arena.peak(), 64u + 4096u);
+  EXPECT_EQ(arena.used(), 256u);
+  EXPECT_EQ(arena.peak(), 256u + 4096u);
 }
 
 TEST(Arena, EmptyTensorsTakeNothing) {
@@ -94,17 +94,17 @@ TEST(Arena, PlansBeyondFourGigabytes) {
 }
 
 TEST(Arena, MovesWithItsMemory) {
-  Arena a(128, Device::cpu);
+  Arena a(1024, Device::cpu);
   const Tensor t = a.take(DType::f32, 1, 16);
   t.as<float>()[3] = 7;
   const Arena b = std::move(a);
-  EXPECT_EQ(b.used(), 64u);
+  EXPECT_EQ(b.used(), 256u);
   EXPECT_EQ(t.as<float>()[3], 7);
 }
 
 TEST(ArenaDeathTest, TakingMoreThanPlannedAborts) {
-  Arena arena(128, Device::cpu);
-  arena.take(DType::f32, 1, 17);
+  Arena arena(512, Device::cpu);
+  arena.take(DType::f32, 1, 65);
   EXPECT_DEATH(arena.take(DType::f32, 1, 1), "internal error");
   EXPECT_DEATH(Arena().take(DType::f32, -1, 1), "internal error");
 }
@@ -125,7 +125,7 @@ TEST(ThreadScratch, GrowsOnceAndStays) {
     EXPECT_NE(other, p) << "slots are apart";
     thread_scratch(ScratchSlot::kernel, 5000);
     EXPECT_EQ(thread_scratch_growths(), growths + 3);
-    EXPECT_EQ(thread_scratch_bytes(), bytes + 64 + 5056);
+    EXPECT_EQ(thread_scratch_bytes(), bytes + 256 + 5120);
   }).join();
 }
 

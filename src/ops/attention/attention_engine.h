@@ -274,8 +274,8 @@ struct AmxEngine {
     for (int v = 0; v < kVectors; ++v) {
       const Halves both = (Halves)_mm512_cvtne2ps_pbh(row1[v], row0[v]);  // row0, then row1
       const Halves mixed =
-          __builtin_shuffle(both, Halves{0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+          __builtin_shufflevector(both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24,
+                                  9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
       _mm512_storeu_si512(x + r * ld + (c + v * kLanes) * 2, (__m512i)mixed);
     }
   }

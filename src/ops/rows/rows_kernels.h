@@ -1,7 +1,7 @@
 // The implementations behind rows.h; arguments as there, shapes already checked.
 #pragma once
 
-#include "tensor/tensor.h"
+#include "tensor/exec.h"
 
 namespace sps::ops {
 
@@ -14,5 +14,10 @@ void copy_rows_cpu(Tensor x, Tensor y);
 void add_rows_cpu(Tensor a, Tensor b, Tensor y);
 void sum_rows_cpu(Tensor x, Tensor y);
 void fill_cpu(Tensor y, float value);
+
+void copy_rows_cuda(const Exec& ex, Tensor x, Tensor y);
+void add_rows_cuda(const Exec& ex, Tensor a, Tensor b, Tensor y);
+void sum_rows_cuda(const Exec& ex, Tensor x, Tensor y);
+void fill_cuda(const Exec& ex, Tensor y, float value);
 
 }  // namespace sps::ops

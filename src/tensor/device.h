@@ -1,0 +1,52 @@
+// The GPU as the rest of the program sees it: opening it, copies, scratch. Plain C++; a build without CUDA
+// has the same functions, and open_gpu says in one sentence that there is none. Work on a GPU is issued in
+// the order of one stream (Exec::stream) and runs behind the caller's back: only synchronize, and copies from
+// and to memory that is not pinned, wait for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "tensor/exec.h"
+
+namespace sps {
+
+#ifdef SPS_HAS_CUDA
+inline constexpr bool kCudaBuilt = true;
+#else
+inline constexpr bool kCudaBuilt = false;
+#endif
+
+int gpu_count();  // GPUs that this build can use: 0 without CUDA, without a driver, without a device
+
+// Makes the GPU the calling thread's and returns its stream, which lives as long as the process. The same
+// stream for every call. Error (failure) if this build or this machine has no GPU.
+Exec open_gpu();
+
+struct GpuInfo {
+  std::string name;
+  int multiprocessors = 0, major = 0, minor = 0;  // compute capability
+  size_t memory = 0;                              // bytes
+};
+const GpuInfo& gpu_info();  // of the opened GPU
+
+// Waits for everything issued on ex's stream; Error if any of it failed. Nothing to do on the CPU.
+void synchronize(const Exec& ex);
+
+// Copies between any two memories in stream order. Between pinned and device memory it returns at once, so
+// `from` must stay as it is until the stream has passed; on the CPU it is memcpy.
+void copy_bytes(const Exec& ex, void* to, const void* from, size_t bytes);
+
+// A whole tensor of the same dtype and shape, whatever the strides and memories; complete when it returns.
+void copy_tensor(Tensor from, Tensor to);
+
+// Scratch on ex's GPU for the insides of operations: grows to the largest request and stays. Valid until the
+// next request for the same slot, and used in stream order only. Growing waits for the GPU; once a step has
+// run, nothing grows any more (device_scratch_growths is constant, and the step can be captured as a graph).
+enum class DeviceSlot : uint8_t { workspace, partial, rows };
+std::byte* device_scratch(const Exec& ex, DeviceSlot slot, size_t bytes);
+size_t device_scratch_growths();
+size_t device_scratch_bytes();
+
+}  // namespace sps

@@ -1,0 +1,40 @@
+// Bytes: a block of memory that somebody owns, on the CPU, pinned for copies by the GPU, or on the GPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "tensor/tensor.h"
+
+namespace sps {
+
+enum class Memory : uint8_t {
+  host,
+  pinned,  // host memory that the GPU copies from and to by itself, without holding up the caller
+  device,
+};
+
+struct FreeBytes {
+  Memory kind = Memory::host;
+  void operator()(std::byte* p) const;
+};
+
+class Bytes {
+ public:
+  Bytes() = default;
+  // Zeroed, aligned for any use. Error if there is not that much, or no GPU for the kinds that need one.
+  Bytes(size_t bytes, Memory kind);
+  std::byte* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+
+ private:
+  std::unique_ptr<std::byte, FreeBytes> data_;
+  size_t size_ = 0;
+};
+
+inline Memory memory_of(Device device) {
+  return device == Device::cuda ? Memory::device : Memory::host;
+}
+
+}  // namespace sps
