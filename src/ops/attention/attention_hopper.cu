@@ -10,8 +10,9 @@ namespace sps::ops::attention {
 namespace {
 
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
+                                 CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                 CUtensorMapFloatOOBfill);
 
 // The driver's own function, asked for at run time so that the program starts without a driver.
 EncodeTiled encode_tiled() {
@@ -49,15 +50,16 @@ bool hopper_serves(const Problem& p) {
 
 CUtensorMap tile_map(const Problem& p, const DeviceRows& rows, int heads, int box_rows) {
   const auto row = cuuint64_t(rows.stride) * sizeof(__nv_bfloat16);
-  const cuuint64_t sizes[] = {cuuint64_t(p.head_dim), cuuint64_t(heads), cuuint64_t(p.length), cuuint64_t(p.batch)};
+  const cuuint64_t sizes[] = {cuuint64_t(p.head_dim), cuuint64_t(heads), cuuint64_t(p.length),
+                              cuuint64_t(p.batch)};
   const cuuint64_t strides[] = {p.head_dim * sizeof(__nv_bfloat16), row, row * cuuint64_t(p.length)};
   const cuuint32_t box[] = {hopper::kChunkColumns, 1, cuuint32_t(box_rows), 1};
   const cuuint32_t steps[] = {1, 1, 1, 1};
   CUtensorMap map{};
   const CUresult result =
       encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, rows.data, sizes, strides, box, steps,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   SPS_CHECK(result == CUDA_SUCCESS);
   return map;
 }

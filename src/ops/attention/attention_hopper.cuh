@@ -1,5 +1,5 @@
-// Hopper's own instructions, as functions: barriers in shared memory that count bytes (mbarrier), copies of boxes
-// of a tensor by the copy engine (TMA), matrix products of a warpgroup (wgmma).
+// Hopper's own instructions, as functions: barriers in shared memory that count bytes (mbarrier), copies of
+// boxes of a tensor by the copy engine (TMA), matrix products of a warpgroup (wgmma).
 //
 // Tiles lie in shared memory as chunks of 64 columns: rows of 128 bytes, one below the other, whose 16-byte
 // pieces are permuted within groups of 8 rows (the 128-byte swizzle, which the copy engine writes and the
@@ -35,7 +35,8 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 }
 // Arrives, and lets the phase wait for this many bytes of copies as well.
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
 }
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
@@ -84,10 +85,11 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 // One chunk: columns column.. of a head, rows row.. of a sequence; what lies outside is zero.
-__device__ __forceinline__ void load_chunk(uint32_t chunk, const CUtensorMap* map, uint32_t barrier, int column,
-                                           int head, int row, int sequence) {
+__device__ __forceinline__ void load_chunk(uint32_t chunk, const CUtensorMap* map, uint32_t barrier,
+                                           int column, int head, int row, int sequence) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6}], "
       "[%2];" ::"r"(chunk),
       "l"(map), "r"(barrier), "r"(column), "r"(head), "r"(row), "r"(sequence)
       : "memory");
@@ -112,9 +114,9 @@ __device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32
 // ---- Matrix products.
 
 // How a chunk, or several side by side, is read: bits of the tensor core's matrix descriptor.
-//   rows_descriptor: the rows of the tile are the rows (or columns) of the product, its columns are summed over;
-//   columns_descriptor: the columns are the columns of the product and its rows are summed over; `chunk_bytes`
-//   from one chunk of 64 columns to the next.
+//   rows_descriptor: the rows of the tile are the rows (or columns) of the product, its columns are summed
+//   over; columns_descriptor: the columns are the columns of the product and its rows are summed over;
+//   `chunk_bytes` from one chunk of 64 columns to the next.
 struct Descriptor {
   uint32_t low, high;
   // The same further on in shared memory.
@@ -129,12 +131,16 @@ __device__ __forceinline__ Descriptor descriptor(uint32_t address, uint32_t lead
   constexpr uint32_t kGroup = 8 * kChunkRowBytes, kSwizzle128 = uint32_t(1) << 30;
   return {(address >> 4) | (leading >> 4) << 16, kGroup >> 4 | kSwizzle128};
 }
-__device__ __forceinline__ Descriptor rows_descriptor(uint32_t tile) { return descriptor(tile, 16); }
+__device__ __forceinline__ Descriptor rows_descriptor(uint32_t tile) {
+  return descriptor(tile, 16);
+}
 __device__ __forceinline__ Descriptor columns_descriptor(uint32_t tile, uint32_t chunk_bytes) {
   return descriptor(tile, chunk_bytes);
 }
 
-__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void products_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -144,21 +150,23 @@ __device__ __forceinline__ void pin(float (&accumulator)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulator[i])::"memory");
 }
-// Waits until at most kPending committed groups are unfinished; the accumulators of finished ones may be read.
+// Waits until at most kPending committed groups are unfinished; the accumulators of finished ones may be
+// read.
 template <int kPending>
 __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-#define SPS_OUT_8(d, i)                                                                                     \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-      "+f"(d[i + 7])
+#define SPS_OUT_8(d, i)                                                                       \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
 #define SPS_OUT_24(d) SPS_OUT_8(d, 0), SPS_OUT_8(d, 8), SPS_OUT_8(d, 16)
 #define SPS_OUT_32(d) SPS_OUT_24(d), SPS_OUT_8(d, 24)
 #define SPS_OUT_48(d) SPS_OUT_32(d), SPS_OUT_8(d, 32), SPS_OUT_8(d, 40)
 #define SPS_OUT_64(d) SPS_OUT_48(d), SPS_OUT_8(d, 48), SPS_OUT_8(d, 56)
-#define SPS_REGS_24 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+#define SPS_REGS_24                                                                                      \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23"
 #define SPS_REGS_32 SPS_REGS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define SPS_REGS_48 \
   SPS_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -169,23 +177,25 @@ __device__ __forceinline__ void products_wait() {
 template <int kN, bool kColumnsA, bool kColumnsB>
 struct Product;
 
-#define SPS_PRODUCT(N, COUNT, R0, R1, R2, R3, R4, R5, R6)                                                      \
-  template <bool kColumnsA, bool kColumnsB>                                                                    \
-  struct Product<N, kColumnsA, kColumnsB> {                                                                    \
-    static __device__ __forceinline__ void run(float (&d)[COUNT], Descriptor a, Descriptor b, int add) {           \
-      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " R2                                                  \
-                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SPS_REGS_##COUNT "}, " R0 \
-                   ", " R1 ", add, 1, 1, " R3 ", " R4 ";\n}\n"                                                 \
-                   : SPS_OUT_##COUNT(d)                                                                        \
-                   : "l"(a.bits()), "l"(b.bits()), "r"(add), "n"(int(kColumnsA)), "n"(int(kColumnsB)));                      \
-    }                                                                                                          \
-    static __device__ __forceinline__ void run(float (&d)[COUNT], const uint32_t* a, Descriptor b, int add) {    \
-      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " R5                                                  \
-                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SPS_REGS_##COUNT "}, {" R0 \
-                   ", " R1 ", " R2 ", " R3 "}, " R4 ", add, 1, 1, " R6 ";\n}\n"                                \
-                   : SPS_OUT_##COUNT(d)                                                                        \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(add), "n"(int(kColumnsB)));       \
-    }                                                                                                          \
+#define SPS_PRODUCT(N, COUNT, R0, R1, R2, R3, R4, R5, R6)                                                  \
+  template <bool kColumnsA, bool kColumnsB>                                                                \
+  struct Product<N, kColumnsA, kColumnsB> {                                                                \
+    static __device__ __forceinline__ void run(float (&d)[COUNT], Descriptor a, Descriptor b, int add) {   \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " R2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
+                   "k16.f32.bf16.bf16 {" SPS_REGS_##COUNT "}, " R0 ", " R1 ", add, 1, 1, " R3 ", " R4      \
+                                                          ";\n}\n"                                         \
+                   : SPS_OUT_##COUNT(d)                                                                    \
+                   : "l"(a.bits()), "l"(b.bits()), "r"(add), "n"(int(kColumnsA)), "n"(int(kColumnsB)));    \
+    }                                                                                                      \
+    static __device__ __forceinline__ void run(float (&d)[COUNT], const uint32_t* a, Descriptor b,         \
+                                               int add) {                                                  \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " R5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
+                   "k16.f32.bf16.bf16 {" SPS_REGS_##COUNT "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4       \
+                                                          ", add, 1, 1, " R6 ";\n}\n"                      \
+                   : SPS_OUT_##COUNT(d)                                                                    \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(add),                  \
+                     "n"(int(kColumnsB)));                                                                 \
+    }                                                                                                      \
   };
 SPS_PRODUCT(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
 SPS_PRODUCT(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
@@ -241,10 +251,11 @@ __device__ __forceinline__ void multiply_rows(float (&d)[kN / 2], uint32_t a, ui
     Product<kN, false, false>::run(d, da.plus(k / 4 * kAChunk + k % 4 * 32),
                                    db.plus(k / 4 * kBChunk + k % 4 * 32), k > 0);
 }
-// d = A B, or d += A B, A in registers, summed over the kRows rows of B, whose chunks lie kBChunk bytes apart.
+// d = A B, or d += A B, A in registers, summed over the kRows rows of B, whose chunks lie kBChunk bytes
+// apart.
 template <int kRows, int kN, int kBChunk>
-__device__ __forceinline__ void multiply_columns(float (&d)[kN / 2], const uint32_t (&a)[kRows / 4], uint32_t b,
-                                                 bool add) {
+__device__ __forceinline__ void multiply_columns(float (&d)[kN / 2], const uint32_t (&a)[kRows / 4],
+                                                 uint32_t b, bool add) {
   const Descriptor db = columns_descriptor(b, kBChunk);
 #pragma unroll
   for (int k = 0; k < kRows / 16; ++k)

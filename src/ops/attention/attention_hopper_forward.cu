@@ -1,10 +1,11 @@
-// Forward attention on Hopper. A block works through query tiles, heaviest first. One thread of it feeds rings of
-// key and value tiles through the copy engine; each of the other warpgroups owns 64 queries of the tile and keeps
-// their scores, probabilities and sums in registers.
+// Forward attention on Hopper. A block works through query tiles, heaviest first. One thread of it feeds
+// rings of key and value tiles through the copy engine; each of the other warpgroups owns 64 queries of the
+// tile and keeps their scores, probabilities and sums in registers.
 //
-// Keys that every query of the tile sees go by 128 without any mask: the scores of the next 128 are multiplied
-// out while the values of the last are added, and one warpgroup's exponentials run beside another's products.
-// Tiles at the edge of a band or a document go by 64, masked, and only where the warpgroup's own queries see some.
+// Keys that every query of the tile sees go by 128 without any mask: the scores of the next 128 are
+// multiplied out while the values of the last are added, and one warpgroup's exponentials run beside
+// another's products. Tiles at the edge of a band or a document go by 64, masked, and only where the
+// warpgroup's own queries see some.
 #include <algorithm>
 
 #include "ops/attention/attention_hopper.cuh"
@@ -23,9 +24,12 @@ struct ForwardMaps {
 };
 
 // Shared memory of a block, and the bytes from its start to each part.
-template <int kHeadDim_, int kWarpgroups_, int kStages_, int kRegisters_>
+template <int kHeadDim_, int kWarpgroups_, int kStages_, bool kTurns_ = true>
 struct ForwardShape {
-  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = kWarpgroups_, kStages = kStages_, kRegisters = kRegisters_;
+  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = kWarpgroups_, kStages = kStages_;
+  static constexpr bool kTurns = kTurns_;
+  // Registers of a thread that loads and of one that computes. Together they are what the block starts with.
+  static constexpr int kLoadRegisters = kWarpgroups == 2 ? 40 : 32, kRegisters = kWarpgroups == 2 ? 232 : 160;
   static constexpr int kQueries = 64 * kWarpgroups, kKeys = 128, kHalf = 64;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroupThreads;
   static constexpr int kWarps = 4 * kWarpgroups;  // that compute
@@ -123,8 +127,8 @@ __device__ __forceinline__ void scale_rows(float (&o)[kCount], const float (&kee
 }
 
 template <class Shape>
-__device__ __forceinline__ void produce(const ForwardMaps& maps, const Problem& p, const HopperSchedule& schedule,
-                                        char* smem) {
+__device__ __forceinline__ void produce(const ForwardMaps& maps, const Problem& p,
+                                        const HopperSchedule& schedule, char* smem) {
   const uint32_t base = smem_address(smem);
   Ring<Shape::kStages> ring;
   Ring<2> items;
@@ -143,6 +147,7 @@ __device__ __forceinline__ void produce(const ForwardMaps& maps, const Problem& 
     for (int set = 0; set < p.sets; ++set) {
       const TileRange range =
           tile_range<Shape>(p, p.queries[item.stream].band[set], item.i0, item.i1, start0, start1);
+#pragma unroll 1
       for (int tile = range.last - 1; tile >= range.first; --tile, ++ring.steps) {
         const uint32_t stage = ring.stage(), parity = ring.parity() ^ 1;
         barrier_wait(base + Shape::kKEmpty + 8 * stage, parity);
@@ -199,22 +204,38 @@ class Consumer {
  private:
   static constexpr int kOut = Shape::kHeadDim / 2;
 
-  static __device__ __forceinline__ int group() { return int(threadIdx.x) / kWarpgroupThreads - 1; }
-  static __device__ __forceinline__ int lane() { return int(threadIdx.x) % 32; }
+  static __device__ __forceinline__ int group() {
+    return int(threadIdx.x) / kWarpgroupThreads - 1;
+  }
+  static __device__ __forceinline__ int lane() {
+    return int(threadIdx.x) % 32;
+  }
   // First of the warp's 16 rows of the tile.
-  static __device__ __forceinline__ int warp_row() { return 16 * (int(threadIdx.x) / 32 - 4); }
-
-  // Warpgroups issue their products in turns, so that each one's exponentials run beside another's products.
-  __device__ __forceinline__ void await_turn() { named_sync(1 + group(), 2 * kWarpgroupThreads); }
-  __device__ __forceinline__ void pass_turn() {
-    const int next = group() + 1;
-    named_arrive(next == Shape::kWarpgroups ? 1 : 1 + next, 2 * kWarpgroupThreads);
+  static __device__ __forceinline__ int warp_row() {
+    return 16 * (int(threadIdx.x) / 32 - 4);
   }
 
-  __device__ __forceinline__ uint32_t k_full() const { return base_ + Shape::kKFull + 8 * ring_.stage(); }
-  __device__ __forceinline__ uint32_t k_empty() const { return base_ + Shape::kKEmpty + 8 * ring_.stage(); }
-  __device__ __forceinline__ uint32_t v_full() const { return base_ + Shape::kVFull + 8 * ring_.stage(); }
-  __device__ __forceinline__ uint32_t v_empty() const { return base_ + Shape::kVEmpty + 8 * ring_.stage(); }
+  // Warpgroups issue their products in turns, so that each one's exponentials run beside another's products.
+  __device__ __forceinline__ void await_turn() {
+    if (Shape::kTurns) named_sync(1 + group(), 2 * kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void pass_turn() {
+    const int next = group() + 1;
+    if (Shape::kTurns) named_arrive(next == Shape::kWarpgroups ? 1 : 1 + next, 2 * kWarpgroupThreads);
+  }
+
+  __device__ __forceinline__ uint32_t k_full() const {
+    return base_ + Shape::kKFull + 8 * ring_.stage();
+  }
+  __device__ __forceinline__ uint32_t k_empty() const {
+    return base_ + Shape::kKEmpty + 8 * ring_.stage();
+  }
+  __device__ __forceinline__ uint32_t v_full() const {
+    return base_ + Shape::kVFull + 8 * ring_.stage();
+  }
+  __device__ __forceinline__ uint32_t v_empty() const {
+    return base_ + Shape::kVEmpty + 8 * ring_.stage();
+  }
 
   // Scores of kKeys keys from `row` of the stage; the product is under way when it returns.
   template <int kKeys>
@@ -264,7 +285,8 @@ class Consumer {
       softmax_.step(s, keep, p_.scale_log2);
       pin(s);
       --ring_.steps;
-      barrier_wait(v_full(), ring_.parity());  // long complete; without it the compiler waits for o_ before the step
+      barrier_wait(v_full(),
+                   ring_.parity());  // long complete; without it the compiler waits for o_ before the step
       products_wait<0>();
       pin(o_);
       warp_arrive(v_empty());
@@ -281,7 +303,8 @@ class Consumer {
   }
 
   // first .. last: the warpgroup's queries.
-  __device__ __forceinline__ void edge_tile(int tile, DeviceBand band, int first, int last, const int32_t* starts) {
+  __device__ __forceinline__ void edge_tile(int tile, DeviceBand band, int first, int last,
+                                            const int32_t* starts) {
     barrier_wait(k_full(), ring_.parity());
     barrier_wait(v_full(), ring_.parity());
     TileKeys own{{0, 0}, {0, 0}};
@@ -309,8 +332,8 @@ class Consumer {
   }
 
   // Scores of keys that a row does not see become -inf.
-  __device__ __forceinline__ void mask(float (&s)[Shape::kHalf / 2], int j0, int first, DeviceBand band, int queries,
-                                       const int32_t* starts) {
+  __device__ __forceinline__ void mask(float (&s)[Shape::kHalf / 2], int j0, int first, DeviceBand band,
+                                       int queries, const int32_t* starts) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = warp_row() - 64 * group() + lane() / 4 + 8 * r;
@@ -347,7 +370,8 @@ class Consumer {
       for (int e = 2 * r; e < kOut; e += 4) {
         const float a = o_[e] * factor, b = o_[e + 1] * factor;
         bad |= i0 + row < p_.length && !(fabsf(a) < INFINITY && fabsf(b) < INFINITY);
-        *reinterpret_cast<uint32_t*>(out + row * Shape::kOutRow + e / 4 * 16 + lane() % 4 * 4) = pack_bf16(a, b);
+        *reinterpret_cast<uint32_t*>(out + row * Shape::kOutRow + e / 4 * 16 + lane() % 4 * 4) =
+            pack_bf16(a, b);
       }
     }
     __syncwarp();
@@ -401,7 +425,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
-    give_registers<32>();
+    give_registers<Shape::kLoadRegisters>();
     if (threadIdx.x == 0) produce<Shape>(maps, p, schedule, smem);
   } else {
     take_registers<Shape::kRegisters>();
@@ -420,9 +444,11 @@ void launch(const Exec& ex, const Problem& p) {
   }
   auto* counter = reinterpret_cast<int32_t*>(device_scratch(ex, DeviceSlot::workspace, sizeof(int32_t)));
   SPS_CUDA(cudaMemsetAsync(counter, 0, sizeof(int32_t), stream_of(ex)));
-  const HopperSchedule schedule = make_schedule(p, (p.length + Shape::kQueries - 1) / Shape::kQueries,
-                                                p.streams * p.group, int64_t{4} * p.sets * p.head_dim, counter);
-  SPS_CUDA(cudaFuncSetAttribute(forward_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes));
+  const HopperSchedule schedule =
+      make_schedule(p, (p.length + Shape::kQueries - 1) / Shape::kQueries, p.streams * p.group,
+                    int64_t{4} * p.sets * p.head_dim, counter);
+  SPS_CUDA(cudaFuncSetAttribute(forward_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                Shape::kBytes));
   const int blocks = std::min(schedule.items, gpu_info().multiprocessors);
   forward_kernel<Shape><<<blocks, Shape::kThreads, Shape::kBytes, stream_of(ex)>>>(maps, p, schedule);
   SPS_LAUNCHED();
@@ -432,9 +458,9 @@ void launch(const Exec& ex, const Problem& p) {
 
 void forward_hopper(const Exec& ex, const Problem& p) {
   if (p.batch == 0 || p.length == 0 || p.streams == 0) return;
-  if (p.head_dim == 64) return launch<ForwardShape<64, 3, 4, 160>>(ex, p);
-  if (p.head_dim == 96) return launch<ForwardShape<96, 2, 2, 240>>(ex, p);
-  launch<ForwardShape<128, 2, 2, 240>>(ex, p);
+  if (p.head_dim == 64) return launch<ForwardShape<64, 3, 4>>(ex, p);
+  if (p.head_dim == 96) return launch<ForwardShape<96, 2, 2>>(ex, p);
+  launch<ForwardShape<128, 2, 2>>(ex, p);
 }
 
 }  // namespace sps::ops::attention

@@ -8,9 +8,9 @@
 
 namespace sps::ops::attention {
 
-// Work items: `tiles` tiles of each of `heads` heads, the last tile first. Heads go by sections whose keys and values stay
-// in the L2 cache together, and a tile of all heads of a section comes before the next tile. Blocks take items in
-// that order through `counter`, which starts at 0.
+// Work items: `tiles` tiles of each of `heads` heads, the last tile first. Heads go by sections whose keys
+// and values stay in the L2 cache together, and a tile of all heads of a section comes before the next tile.
+// Blocks take items in that order through `counter`, which starts at 0.
 struct HopperSchedule {
   int32_t items = 0, tiles = 0, heads = 0, section = 1;
   int32_t* counter = nullptr;
@@ -27,10 +27,13 @@ struct HopperSchedule {
 #endif
 };
 
-// Boxes of 64 columns and `box_rows` rows of one head; rows outside a sequence and columns outside a head are zero.
+// Boxes of 64 columns and `box_rows` rows of one head; rows outside a sequence and columns outside a head are
+// zero.
 CUtensorMap tile_map(const Problem& problem, const DeviceRows& rows, int heads, int box_rows);
 
-// `readers` heads for each key head of each sequence, which has `row_bytes` bytes a position to keep in cache.
-HopperSchedule make_schedule(const Problem& problem, int tiles, int readers, int64_t row_bytes, int32_t* counter);
+// `readers` heads for each key head of each sequence, which has `row_bytes` bytes a position to keep in
+// cache.
+HopperSchedule make_schedule(const Problem& problem, int tiles, int readers, int64_t row_bytes,
+                             int32_t* counter);
 
 }  // namespace sps::ops::attention

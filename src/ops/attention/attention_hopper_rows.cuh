@@ -1,21 +1,16 @@
 // Rows of results computed one pair at a time, from what is visible alone.
 //
-// The tiles multiply what a row does not see by a probability of exactly 0, which is nothing unless it is NaN or
-// infinite. A result that comes out so is therefore computed again here: one that sees such a value is NaN again,
-// the others get their numbers. Slow, and not run while numbers are finite.
+// The tiles multiply what a row does not see by a probability of exactly 0, which is nothing unless it is NaN
+// or infinite. A result that comes out so is therefore computed again here: one that sees such a value is NaN
+// again, the others get their numbers. Slow, and not run while numbers are finite.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include "ops/attention/attention_cuda.cuh"
+#include "ops/cuda.cuh"
 
 namespace sps::ops::attention {
-
-__device__ __forceinline__ float sum_of_warp(float x) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, lanes);
-  return x;
-}
 
 // A head's part of a row, spread over a warp: value n of a lane is column lane + 32 n.
 template <int kHeadDim>
@@ -28,7 +23,8 @@ struct WarpRow {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) x[n] = __bfloat162float(from[threadIdx.x % 32 + 32 * n]);
   }
-  __device__ __forceinline__ void write(const DeviceRows& rows, int64_t row, int head, bool accumulate) const {
+  __device__ __forceinline__ void write(const DeviceRows& rows, int64_t row, int head,
+                                        bool accumulate) const {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
       const int64_t at = row * rows.stride + head * kHeadDim + threadIdx.x % 32 + 32 * n;
@@ -42,7 +38,7 @@ struct WarpRow {
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < kCount; ++n) sum += x[n] * other.x[n];
-    return sum_of_warp(sum);
+    return warp_sum(sum);
   }
   __device__ __forceinline__ void add(float weight, const WarpRow& other) {
 #pragma unroll
