@@ -94,12 +94,11 @@ __device__ __forceinline__ void load_chunk(uint32_t chunk, const CUtensorMap* ma
       "l"(map), "r"(barrier), "r"(column), "r"(head), "r"(row), "r"(sequence)
       : "memory");
 }
-// A tile of kRows rows of a head; the barrier is told the bytes.
+// A tile of kRows rows of a head.
 template <int kHeadDim, int kRows>
 __device__ __forceinline__ void load_tile(uint32_t tile, const CUtensorMap* map, uint32_t barrier, int head,
                                           int row, int sequence) {
   constexpr int kChunks = (kHeadDim + kChunkColumns - 1) / kChunkColumns, kBytes = kRows * kChunkRowBytes;
-  barrier_expect(barrier, kChunks * kBytes);
 #pragma unroll
   for (int c = 0; c < kChunks; ++c)
     load_chunk(tile + c * kBytes, map, barrier, c * kChunkColumns, head, row, sequence);
@@ -109,6 +108,50 @@ __device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
+}
+
+// Bytes of shared memory to global memory, stored or added as f32, in groups that are waited for in order. A
+// group has left shared memory when no more than 0 groups are unread, and is in global memory when none is
+// unfinished.
+__device__ __forceinline__ void store_bytes(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void add_floats(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void stores_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void stores_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void stores_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// A turn among blocks: a counter in global memory that each block raises when its part is in global memory.
+__device__ __forceinline__ void await_count(const int32_t* counter, int32_t count) {
+  int32_t now;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  } while (now < count);
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+__device__ __forceinline__ void set_count(int32_t* counter, int32_t count) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  __threadfence();
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
+
+// Four 8 x 8 blocks of bf16 to shared memory: `row` is the address of row lane % 8 of block lane / 8, and
+// value n of a lane is row lane / 4, columns 2 (lane % 4) and the next of block n.
+__device__ __forceinline__ void store_blocks(uint32_t row, const uint32_t* x) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(x[0]),
+               "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
 }
 
 // ---- Matrix products.
@@ -157,57 +200,62 @@ __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-#define SPS_OUT_8(d, i)                                                                       \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-      "+f"(d[i + 6]), "+f"(d[i + 7])
-#define SPS_OUT_24(d) SPS_OUT_8(d, 0), SPS_OUT_8(d, 8), SPS_OUT_8(d, 16)
-#define SPS_OUT_32(d) SPS_OUT_24(d), SPS_OUT_8(d, 24)
-#define SPS_OUT_48(d) SPS_OUT_32(d), SPS_OUT_8(d, 32), SPS_OUT_8(d, 40)
-#define SPS_OUT_64(d) SPS_OUT_48(d), SPS_OUT_8(d, 48), SPS_OUT_8(d, 56)
-#define SPS_REGS_24                                                                                      \
+#define SPS_OUT_8(how, d, i)                                                                           \
+  how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]), how(d[i + 6]), \
+      how(d[i + 7])
+#define SPS_OUT_32(how, d) \
+  SPS_OUT_8(how, d, 0), SPS_OUT_8(how, d, 8), SPS_OUT_8(how, d, 16), SPS_OUT_8(how, d, 24)
+#define SPS_OUT_48(how, d) SPS_OUT_32(how, d), SPS_OUT_8(how, d, 32), SPS_OUT_8(how, d, 40)
+#define SPS_OUT_64(how, d) SPS_OUT_48(how, d), SPS_OUT_8(how, d, 48), SPS_OUT_8(how, d, 56)
+#define SPS_REGS_32                                                                                      \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
-  "%22, %23"
-#define SPS_REGS_32 SPS_REGS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+  "%22, "                                                                                                \
+  "%23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define SPS_REGS_48 \
   SPS_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define SPS_REGS_64 \
   SPS_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d (64 x N) = or += A (64 x 16) B (16 x N). kColumnsA, kColumnsB: the operand is read by columns_descriptor.
-template <int kN, bool kColumnsA, bool kColumnsB>
+// d (64 x N) = A (64 x 16) B (16 x N), or d += A B. kColumnsA, kColumnsB: the operand is read by
+// columns_descriptor. R0 .. R6 are the numbers of the operands after the accumulators.
+template <int kN, bool kAdd, bool kColumnsA, bool kColumnsB>
 struct Product;
 
-#define SPS_PRODUCT(N, COUNT, R0, R1, R2, R3, R4, R5, R6)                                                  \
-  template <bool kColumnsA, bool kColumnsB>                                                                \
-  struct Product<N, kColumnsA, kColumnsB> {                                                                \
-    static __device__ __forceinline__ void run(float (&d)[COUNT], Descriptor a, Descriptor b, int add) {   \
-      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " R2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
-                   "k16.f32.bf16.bf16 {" SPS_REGS_##COUNT "}, " R0 ", " R1 ", add, 1, 1, " R3 ", " R4      \
-                                                          ";\n}\n"                                         \
-                   : SPS_OUT_##COUNT(d)                                                                    \
-                   : "l"(a.bits()), "l"(b.bits()), "r"(add), "n"(int(kColumnsA)), "n"(int(kColumnsB)));    \
-    }                                                                                                      \
-    static __device__ __forceinline__ void run(float (&d)[COUNT], const uint32_t* a, Descriptor b,         \
-                                               int add) {                                                  \
-      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " R5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
-                   "k16.f32.bf16.bf16 {" SPS_REGS_##COUNT "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4       \
-                                                          ", add, 1, 1, " R6 ";\n}\n"                      \
-                   : SPS_OUT_##COUNT(d)                                                                    \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(add),                  \
-                     "n"(int(kColumnsB)));                                                                 \
-    }                                                                                                      \
+#define SPS_PRODUCT(N, COUNT, ADD, HOW, R0, R1, R2, R3, R4, R5, R6)                                          \
+  template <bool kColumnsA, bool kColumnsB>                                                                  \
+  struct Product<N, ADD, kColumnsA, kColumnsB> {                                                             \
+    static __device__ __forceinline__ void run(float (&d)[COUNT], Descriptor a, Descriptor b) {              \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " R2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N   \
+                   "k16.f32.bf16.bf16 {" SPS_REGS_##COUNT "}, " R0 ", " R1 ", add, 1, 1, " R3 ", " R4        \
+                                                          ";\n}\n"                                           \
+                   : SPS_OUT_##COUNT(HOW, d)                                                                 \
+                   : "l"(a.bits()), "l"(b.bits()), "n"(int(ADD)), "n"(int(kColumnsA)), "n"(int(kColumnsB))); \
+    }                                                                                                        \
+    static __device__ __forceinline__ void run(float (&d)[COUNT], const uint32_t* a, Descriptor b) {         \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " R5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N   \
+                   "k16.f32.bf16.bf16 {" SPS_REGS_##COUNT "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4         \
+                                                          ", add, 1, 1, " R6 ";\n}\n"                        \
+                   : SPS_OUT_##COUNT(HOW, d)                                                                 \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(int(ADD)),               \
+                     "n"(int(kColumnsB)));                                                                   \
+    }                                                                                                        \
   };
-SPS_PRODUCT(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
-SPS_PRODUCT(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
-SPS_PRODUCT(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
-SPS_PRODUCT(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+#define SPS_WRITE(x) "=f"(x)
+#define SPS_UPDATE(x) "+f"(x)
+#define SPS_PRODUCTS(N, COUNT, ...)                    \
+  SPS_PRODUCT(N, COUNT, false, SPS_WRITE, __VA_ARGS__) \
+  SPS_PRODUCT(N, COUNT, true, SPS_UPDATE, __VA_ARGS__)
+SPS_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+SPS_PRODUCTS(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
+SPS_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+#undef SPS_PRODUCTS
 #undef SPS_PRODUCT
+#undef SPS_WRITE
+#undef SPS_UPDATE
 #undef SPS_OUT_8
-#undef SPS_OUT_24
 #undef SPS_OUT_32
 #undef SPS_OUT_48
 #undef SPS_OUT_64
-#undef SPS_REGS_24
 #undef SPS_REGS_32
 #undef SPS_REGS_48
 #undef SPS_REGS_64
@@ -246,20 +294,28 @@ __device__ __forceinline__ void pack_operand(const float (&d)[kCount], uint32_t 
 template <int kColumns, int kN, int kAChunk, int kBChunk>
 __device__ __forceinline__ void multiply_rows(float (&d)[kN / 2], uint32_t a, uint32_t b) {
   const Descriptor da = rows_descriptor(a), db = rows_descriptor(b);
+  Product<kN, false, false, false>::run(d, da, db);
 #pragma unroll
-  for (int k = 0; k < kColumns / 16; ++k)
-    Product<kN, false, false>::run(d, da.plus(k / 4 * kAChunk + k % 4 * 32),
-                                   db.plus(k / 4 * kBChunk + k % 4 * 32), k > 0);
+  for (int k = 1; k < kColumns / 16; ++k)
+    Product<kN, true, false, false>::run(d, da.plus(k / 4 * kAChunk + k % 4 * 32),
+                                         db.plus(k / 4 * kBChunk + k % 4 * 32));
 }
-// d = A B, or d += A B, A in registers, summed over the kRows rows of B, whose chunks lie kBChunk bytes
-// apart.
+// d += A B, A in registers, summed over the kRows rows of B, whose chunks lie kBChunk bytes apart.
 template <int kRows, int kN, int kBChunk>
-__device__ __forceinline__ void multiply_columns(float (&d)[kN / 2], const uint32_t (&a)[kRows / 4],
-                                                 uint32_t b, bool add) {
+__device__ __forceinline__ void add_columns(float (&d)[kN / 2], const uint32_t (&a)[kRows / 4], uint32_t b) {
   const Descriptor db = columns_descriptor(b, kBChunk);
 #pragma unroll
   for (int k = 0; k < kRows / 16; ++k)
-    Product<kN, false, true>::run(d, a + 4 * k, db.plus(k * 16 * kChunkRowBytes), add || k > 0);
+    Product<kN, true, false, true>::run(d, a + 4 * k, db.plus(k * 16 * kChunkRowBytes));
+}
+// d = A B, A the transpose of a tile of 64 columns, summed over the kRows rows of both tiles.
+template <int kRows>
+__device__ __forceinline__ void multiply_transposed(float (&d)[32], uint32_t a, uint32_t b) {
+  const Descriptor da = columns_descriptor(a, 16), db = columns_descriptor(b, 16);
+  Product<64, false, true, true>::run(d, da, db);
+#pragma unroll
+  for (int k = 1; k < kRows / 16; ++k)
+    Product<64, true, true, true>::run(d, da.plus(k * 16 * kChunkRowBytes), db.plus(k * 16 * kChunkRowBytes));
 }
 
 }  // namespace sps::ops::hopper

@@ -12,6 +12,7 @@
 #include "ops/attention/attention_hopper.h"
 #include "ops/attention/attention_hopper_host.h"
 #include "ops/attention/attention_hopper_rows.cuh"
+#include "ops/attention/attention_hopper_tiles.cuh"
 
 namespace sps::ops::attention {
 
@@ -30,16 +31,16 @@ struct ForwardShape {
   static constexpr bool kTurns = kTurns_;
   // Registers of a thread that loads and of one that computes. Together they are what the block starts with.
   static constexpr int kLoadRegisters = kWarpgroups == 2 ? 40 : 32, kRegisters = kWarpgroups == 2 ? 232 : 160;
-  static constexpr int kQueries = 64 * kWarpgroups, kKeys = 128, kHalf = 64;
+  static constexpr int kQueries = 64 * kWarpgroups, kKeys = kTileKeys, kHalf = 64;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroupThreads;
   static constexpr int kWarps = 4 * kWarpgroups;  // that compute
   static constexpr int kChunks = (kHeadDim + kChunkColumns - 1) / kChunkColumns;
   static constexpr int kQueryChunk = kQueries * kChunkRowBytes, kKeyChunk = kKeys * kChunkRowBytes;
   static constexpr int kQueryTile = kChunks * kQueryChunk, kKeyTile = kChunks * kKeyChunk;
-  static constexpr int kOutRow = 2 * kHeadDim + 16;  // the 16 spread a warp's rows over the banks
+  static constexpr int kOutWarp = Staging<kHeadDim>::kBytes;
 
   static constexpr int kQ = 0, kK = kQueryTile, kV = kK + kStages * kKeyTile, kOut = kV + kStages * kKeyTile;
-  static constexpr int kQFull = kOut + kQueries * kOutRow, kQEmpty = kQFull + 8;
+  static constexpr int kQFull = kOut + kWarps * kOutWarp, kQEmpty = kQFull + 8;
   static constexpr int kItemFull = kQEmpty + 8, kItemEmpty = kItemFull + 16;
   static constexpr int kKFull = kItemEmpty + 16, kKEmpty = kKFull + 8 * kStages;
   static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
@@ -48,27 +49,6 @@ struct ForwardShape {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// What the queries of a tile see of one key set.
-struct TileRange {
-  int first, last;          // tiles of keys that are visited
-  int all_first, all_last;  // those of them that every query sees in full
-};
-template <class Shape>
-__device__ __forceinline__ TileRange tile_range(const Problem& p, DeviceBand band, int i0, int i1, int start0,
-                                                int start1) {
-  const TileKeys keys = tile_keys(band, i0, start0, i1, start1);
-  const int tiles = (p.length + Shape::kKeys - 1) / Shape::kKeys;
-  TileRange r{0, tiles, 0, 0};
-  if (p.skip_tiles) {
-    r.first = max(keys.any.begin, 0) / Shape::kKeys;
-    r.last = max(r.first, (keys.any.end + Shape::kKeys - 1) / Shape::kKeys);
-  }
-  r.all_last = min(max(keys.all.end, 0) / Shape::kKeys, r.last);
-  r.all_last = max(r.all_last, r.first);
-  r.all_first = min(max((keys.all.begin + Shape::kKeys - 1) / Shape::kKeys, r.first), r.all_last);
-  return r;
-}
 
 // One query tile of one head.
 struct Item {
@@ -140,21 +120,24 @@ __device__ __forceinline__ void produce(const ForwardMaps& maps, const Problem& 
     const int next = gridDim.x + atomicAdd(schedule.counter, 1);
     const Item item = find_item<Shape>(p, schedule, number);
     barrier_wait(base + Shape::kQEmpty, (items.steps & 1) ^ 1);
+    barrier_expect(base + Shape::kQFull, Shape::kQueryTile);
     load_tile<Shape::kHeadDim, Shape::kQueries>(base + Shape::kQ, &maps.q[item.stream], base + Shape::kQFull,
                                                 item.head, item.i0, item.sequence);
     const int32_t* starts = p.document_start + int64_t(item.sequence) * p.length;
     const int start0 = starts[item.i0], start1 = starts[item.i1];
     for (int set = 0; set < p.sets; ++set) {
       const TileRange range =
-          tile_range<Shape>(p, p.queries[item.stream].band[set], item.i0, item.i1, start0, start1);
+          tile_range(p, p.queries[item.stream].band[set], item.i0, item.i1, start0, start1);
 #pragma unroll 1
       for (int tile = range.last - 1; tile >= range.first; --tile, ++ring.steps) {
         const uint32_t stage = ring.stage(), parity = ring.parity() ^ 1;
         barrier_wait(base + Shape::kKEmpty + 8 * stage, parity);
+        barrier_expect(base + Shape::kKFull + 8 * stage, Shape::kKeyTile);
         load_tile<Shape::kHeadDim, Shape::kKeys>(base + Shape::kK + stage * Shape::kKeyTile, &maps.k[set],
                                                  base + Shape::kKFull + 8 * stage, item.head / p.group,
                                                  tile * Shape::kKeys, item.sequence);
         barrier_wait(base + Shape::kVEmpty + 8 * stage, parity);
+        barrier_expect(base + Shape::kVFull + 8 * stage, Shape::kKeyTile);
         load_tile<Shape::kHeadDim, Shape::kKeys>(base + Shape::kV + stage * Shape::kKeyTile, &maps.v[set],
                                                  base + Shape::kVFull + 8 * stage, item.head / p.group,
                                                  tile * Shape::kKeys, item.sequence);
@@ -188,8 +171,7 @@ class Consumer {
       barrier_wait(base_ + Shape::kQFull, items.steps & 1);
       for (int set = 0; set < p_.sets; ++set) {
         const DeviceBand band = p_.queries[item.stream].band[set];
-        const TileRange range =
-            tile_range<Shape>(p_, band, item.i0, item.i1, starts[item.i0], starts[item.i1]);
+        const TileRange range = tile_range(p_, band, item.i0, item.i1, starts[item.i0], starts[item.i1]);
         for (int tile = range.last - 1; tile >= range.all_last; --tile)
           edge_tile(tile, band, first, last, starts);
         inner_tiles(range.all_last - range.all_first);
@@ -249,8 +231,8 @@ class Consumer {
   template <int kKeys>
   __device__ __forceinline__ void add_values(const uint32_t (&weights)[kKeys / 4], int row) {
     products_begin();
-    multiply_columns<kKeys, Shape::kHeadDim, Shape::kKeyChunk>(
-        o_, weights, base_ + Shape::kV + ring_.stage() * Shape::kKeyTile + row * kChunkRowBytes, true);
+    add_columns<kKeys, Shape::kHeadDim, Shape::kKeyChunk>(
+        o_, weights, base_ + Shape::kV + ring_.stage() * Shape::kKeyTile + row * kChunkRowBytes);
     products_commit();
   }
 
@@ -351,41 +333,25 @@ class Consumer {
 
   __device__ __forceinline__ void store(const Item& item) {
     const DeviceQueries& queries = p_.queries[item.stream];
-    const int64_t first = int64_t(item.sequence) * p_.length;
-    const int i0 = item.i0 + warp_row();
-    char* out = smem_ + Shape::kOut + warp_row() * Shape::kOutRow;
-    bool bad = false;
-    __syncwarp();
+    const int i0 = item.i0 + warp_row(), rows = min(16, p_.length - i0);
+    const int64_t first = int64_t(item.sequence) * p_.length + i0;
+    float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = lane() / 4 + 8 * r;
       float sum = softmax_.sum[r];
       sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
       sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-      const float factor = sum == 0 ? 0 : 1 / sum;
-      if (lane() % 4 == 0 && i0 + row < p_.length)
-        static_cast<float*>(queries.lse.data)[(first + i0 + row) * queries.lse.stride + item.head] =
+      factor[r] = sum == 0 ? 0 : 1 / sum;
+      if (lane() % 4 == 0 && row < rows)
+        static_cast<float*>(queries.lse.data)[(first + row) * queries.lse.stride + item.head] =
             sum == 0 ? -INFINITY : (softmax_.top[r] * p_.scale_log2 + __log2f(sum)) * 0.693147181F;
-#pragma unroll
-      for (int e = 2 * r; e < kOut; e += 4) {
-        const float a = o_[e] * factor, b = o_[e + 1] * factor;
-        bad |= i0 + row < p_.length && !(fabsf(a) < INFINITY && fabsf(b) < INFINITY);
-        *reinterpret_cast<uint32_t*>(out + row * Shape::kOutRow + e / 4 * 16 + lane() % 4 * 4) =
-            pack_bf16(a, b);
-      }
     }
-    __syncwarp();
-    constexpr int kPieces = Shape::kHeadDim / 8;  // of 16 bytes in a row
-    auto* o = static_cast<__nv_bfloat16*>(queries.o.data) + item.head * Shape::kHeadDim;
-#pragma unroll
-    for (int n = 0; n < kPieces / 2; ++n) {
-      const int row = (lane() + 32 * n) / kPieces, piece = (lane() + 32 * n) % kPieces;
-      if (i0 + row < p_.length)
-        *reinterpret_cast<uint4*>(o + (first + i0 + row) * queries.o.stride + 8 * piece) =
-            *reinterpret_cast<const uint4*>(out + row * Shape::kOutRow + 16 * piece);
-    }
-    if (__any_sync(0xFFFFFFFF, bad))
-      for (int i = i0; i < min(i0 + 16, p_.length); ++i)
+    scale_rows(o_, factor);
+    store_block<Shape::kHeadDim>(smem_ + Shape::kOut + (int(threadIdx.x) / 32 - 4) * Shape::kOutWarp, o_,
+                                 queries.o, first, item.head * Shape::kHeadDim, rows, Shape::kHeadDim, false);
+    if (__any_sync(0xFFFFFFFF, not_finite(o_, rows)))
+      for (int i = i0; i < i0 + rows; ++i)
         row_of_o<Shape::kHeadDim>(p_, item.stream, item.sequence, item.head, i);
   }
 

@@ -78,4 +78,61 @@ __device__ __forceinline__ void row_of_o(const Problem& p, int stream, int seque
         sum == 0 ? -INFINITY : (top + log2f(sum)) * 0.693147181F;
 }
 
+// What query i and key j of a set add to gradients: probability and gradient of the score.
+struct PairGradient {
+  float probability, score;
+};
+template <int kHeadDim>
+__device__ __forceinline__ PairGradient pair_gradient(const Problem& p, int64_t statistics,
+                                                      const WarpRow<kHeadDim>& q,
+                                                      const WarpRow<kHeadDim>& d_o,
+                                                      const WarpRow<kHeadDim>& k,
+                                                      const WarpRow<kHeadDim>& v) {
+  const float probability = exp2f(q.dot(k) * p.scale_log2 - p.statistics.lse2[statistics]);
+  return {probability, p.scale * probability * (d_o.dot(v) - p.statistics.delta[statistics])};
+}
+__device__ __forceinline__ int64_t statistics_of(const Problem& p, int stream, int sequence, int head) {
+  return ((int64_t(stream) * p.batch + sequence) * p.heads + head) * p.statistics.padded;
+}
+
+// dq of query i, by one warp.
+template <int kHeadDim>
+__device__ __forceinline__ void row_of_dq(const Problem& p, int stream, int sequence, int head, int i) {
+  const DeviceQueries& queries = p.queries[stream];
+  const int64_t first = int64_t(sequence) * p.length, at = statistics_of(p, stream, sequence, head) + i;
+  WarpRow<kHeadDim> q, d_o, k, v, dq;
+  q.read(queries.q, first + i, head), d_o.read(queries.d_o, first + i, head);
+  for (int set = 0; set < p.sets; ++set) {
+    const Interval keys = visible_keys(queries.band[set], i, p.document_start[first + i]);
+    for (int j = keys.begin; j < keys.end; ++j) {
+      k.read(p.keys[set].k, first + j, head / p.group), v.read(p.keys[set].v, first + j, head / p.group);
+      dq.add(pair_gradient(p, at, q, d_o, k, v).score, k);
+    }
+  }
+  dq.write(queries.dq, first + i, head, false);
+}
+
+// dk and dv of key j, by one warp.
+template <int kHeadDim>
+__device__ __forceinline__ void row_of_dk(const Problem& p, int set, int sequence, int kv_head, int j) {
+  const DeviceKeys& keys = p.keys[set];
+  const int64_t first = int64_t(sequence) * p.length;
+  WarpRow<kHeadDim> q, d_o, k, v, dk, dv;
+  k.read(keys.k, first + j, kv_head), v.read(keys.v, first + j, kv_head);
+  for (int stream = 0; stream < p.streams; ++stream) {
+    const DeviceQueries& queries = p.queries[stream];
+    const DeviceBand band = queries.band[set];
+    for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head) {
+      const int64_t at = statistics_of(p, stream, sequence, head);
+      for (int i = j + band.lo; i < p.length && i - j <= band.hi && p.document_start[first + i] <= j; ++i) {
+        q.read(queries.q, first + i, head), d_o.read(queries.d_o, first + i, head);
+        const PairGradient pair = pair_gradient(p, at + i, q, d_o, k, v);
+        dk.add(pair.score, q), dv.add(pair.probability, d_o);
+      }
+    }
+  }
+  if (keys.dk.data) dk.write(keys.dk, first + j, kv_head, keys.accumulate);
+  if (keys.dv.data) dv.write(keys.dv, first + j, kv_head, keys.accumulate);
+}
+
 }  // namespace sps::ops::attention
