@@ -348,8 +348,9 @@ class Consumer {
             sum == 0 ? -INFINITY : (softmax_.top[r] * p_.scale_log2 + __log2f(sum)) * 0.693147181F;
     }
     scale_rows(o_, factor);
-    store_block<Shape::kHeadDim>(smem_ + Shape::kOut + (int(threadIdx.x) / 32 - 4) * Shape::kOutWarp, o_,
-                                 queries.o, first, item.head * Shape::kHeadDim, rows, Shape::kHeadDim, false);
+    store_block<Shape::kHeadDim, 0>(smem_ + Shape::kOut + (int(threadIdx.x) / 32 - 4) * Shape::kOutWarp, o_,
+                                    queries.o, first, item.head * Shape::kHeadDim, rows, Shape::kHeadDim,
+                                    false);
     if (__any_sync(0xFFFFFFFF, not_finite(o_, rows)))
       for (int i = i0; i < i0 + rows; ++i)
         row_of_o<Shape::kHeadDim>(p_, item.stream, item.sequence, item.head, i);

@@ -37,25 +37,26 @@ __device__ __forceinline__ bool not_finite(const float (&x)[kCount], int rows) {
   return bad;
 }
 
-// A warp's 16 x kColumns accumulators to rows row.. and columns column.. of `to`, the first `rows` and
-// `columns` of them. bf16 goes through `staging`, so that it leaves in pieces of 16 bytes.
+// kColumns columns of a warp's 16 rows of accumulators, from column kFrom on, to rows row.. and columns
+// column.. of `to`: the first `rows` and `columns` of them. bf16 goes through `staging`, so that it leaves in
+// pieces of 16 bytes.
 template <int kColumns>
 struct Staging {
   static constexpr int kRowBytes = 2 * kColumns + 16;  // the 16 spread the rows over the banks
   static constexpr int kBytes = 16 * kRowBytes;
 };
-template <int kColumns>
-__device__ __forceinline__ void store_block(char* staging, const float (&x)[kColumns / 2],
-                                            const DeviceRows& to, int64_t row, int column, int rows,
-                                            int columns, bool accumulate) {
+template <int kColumns, int kFrom, int kCount>
+__device__ __forceinline__ void store_block(char* staging, const float (&x)[kCount], const DeviceRows& to,
+                                            int64_t row, int column, int rows, int columns, bool accumulate) {
   constexpr int kRowBytes = Staging<kColumns>::kRowBytes, kPieces = kColumns / 8;
+  static_assert(kFrom + kColumns <= 2 * kCount);
   const int lane = int(threadIdx.x) % 32;
   if (to.dtype == DType::bf16) {
     __syncwarp();
 #pragma unroll
     for (int e = 0; e < kColumns / 2; e += 2)
       *reinterpret_cast<uint32_t*>(staging + (lane / 4 + e / 2 % 2 * 8) * kRowBytes + e / 4 * 16 +
-                                   lane % 4 * 4) = hopper::pack_bf16(x[e], x[e + 1]);
+                                   lane % 4 * 4) = hopper::pack_bf16(x[kFrom / 2 + e], x[kFrom / 2 + e + 1]);
     __syncwarp();
     auto* out = static_cast<__nv_bfloat16*>(to.data) + row * to.stride + column;
 #pragma unroll
@@ -73,7 +74,7 @@ __device__ __forceinline__ void store_block(char* staging, const float (&x)[kCol
       if (r >= rows || c >= columns) continue;
       auto* at = reinterpret_cast<float2*>(out + r * to.stride + c);
       float2 sum = accumulate ? *at : float2{0, 0};
-      sum.x += x[e], sum.y += x[e + 1];
+      sum.x += x[kFrom / 2 + e], sum.y += x[kFrom / 2 + e + 1];
       *at = sum;
     }
   }
