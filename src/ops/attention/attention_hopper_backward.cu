@@ -49,18 +49,18 @@ struct KeyTile {
 };
 struct Step {
   int i0, stream;
-  int masked;  // some query does not see some key
+  int groups;  // bit g: some query sees some of group g's keys; bit 2 + g: some do not see some
   int tile,
       turn;  // query tile among all, and how many blocks add to it before; tile negative: there are no more
 };
 
 // Shared memory of a block, and the bytes from its start to each part.
-template <int kHeadDim_, int kQueries_, bool kTurns_ = true, bool kEarly_ = false>
+template <int kHeadDim_, int kQueries_, bool kTurns_ = true, bool kEarly_ = (kQueries_ == 64)>
 struct BackwardShape {
   static constexpr int kHeadDim = kHeadDim_, kQueries = kQueries_, kKeys = kTileKeys, kStages = 2;
   static constexpr int kGroups = 2, kWarps = 4 * kGroups;  // that compute
   static constexpr int kThreads = (kGroups + 1) * kWarpgroupThreads;
-  static constexpr int kLoadRegisters = 24, kRegisters = 240;
+  static constexpr int kLoadRegisters = kHeadDim == 128 ? 24 : 40, kRegisters = kHeadDim == 128 ? 240 : 232;
   static constexpr int kChunks = (kHeadDim + kChunkColumns - 1) / kChunkColumns;
   static constexpr int kQueryChunk = kQueries * kChunkRowBytes, kKeyChunk = kKeys * kChunkRowBytes;
   static constexpr int kQueryTile = kChunks * kQueryChunk, kKeyTile = kChunks * kKeyChunk;
@@ -156,35 +156,42 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
         const int64_t row = (int64_t(stream) * p.batch + sequence) * p.heads + head;
 #pragma unroll 1
         for (int n = visits.begin; n < visits.end; ++n, ++ring.steps) {
-          const uint32_t stage = ring.stage(), parity = ring.parity() ^ 1;
-          const uint32_t q_full = base + Shape::kQFull + 8 * stage,
-                         do_full = base + Shape::kDoFull + 8 * stage;
-          const int i0 = n * Shape::kQueries, i1 = min(i0 + Shape::kQueries, p.length) - 1;
-          barrier_wait(base + Shape::kQEmpty + 8 * stage, parity);
-          barrier_expect(q_full, Shape::kQueryTile + 2 * Shape::kRowBytes);
-          load_tile<Shape::kHeadDim, Shape::kQueries>(base + Shape::kQ + stage * Shape::kQueryTile,
-                                                      &maps.q[stream], q_full, head, i0, sequence);
-          load_bytes(base + Shape::kLse + stage * Shape::kRowBytes,
-                     p.statistics.lse2 + row * p.statistics.padded + i0, Shape::kRowBytes, q_full);
-          load_bytes(base + Shape::kStarts + stage * Shape::kRowBytes,
-                     work.starts + sequence * p.statistics.padded + i0, Shape::kRowBytes, q_full);
+          // What there is to know of the step is made ready while the ring is full.
+          Step step{n * Shape::kQueries, stream, 0, int(row) * work.query_tiles + n, 0};
+          const int i0 = step.i0, i1 = min(i0 + Shape::kQueries, p.length) - 1;
           const int start0 = starts[i0], start1 = starts[i1];
-          int turn = 0, masked = 1;
 #pragma unroll 1
           for (int at = place; at < p.sets; ++at) {
             const TileRange range =
                 tile_range(p, p.queries[stream].band[work.order[at]], i0, i1, start0, start1);
-            turn += at > place ? range.last - range.first : range.last - 1 - tile;
-            if (at == place) masked = tile < range.all_first || tile >= range.all_last;
+            step.turn += at > place ? range.last - range.first : range.last - 1 - tile;
           }
-          steps[stage] = {i0, stream, masked, int(row) * work.query_tiles + n, turn};
-          barrier_arrive(q_full);
+          const TileKeys seen = tile_keys(p.queries[stream].band[set], i0, start0, i1, start1);
+#pragma unroll
+          for (int group = 0; group < Shape::kGroups; ++group) {
+            const int j0 = tile * Shape::kKeys + 64 * group, j1 = j0 + 64;
+            if (!p.skip_tiles || (seen.any.begin < j1 && seen.any.end > j0)) step.groups |= 1 << group;
+            if (seen.all.begin > j0 || seen.all.end < j1) step.groups |= 4 << group;
+          }
+          const uint32_t stage = ring.stage(), parity = ring.parity() ^ 1;
+          const uint32_t q_full = base + Shape::kQFull + 8 * stage,
+                         do_full = base + Shape::kDoFull + 8 * stage;
+          const int64_t at = row * p.statistics.padded + i0;
           barrier_wait(base + Shape::kDoEmpty + 8 * stage, parity);
           barrier_expect(do_full, Shape::kQueryTile + Shape::kRowBytes);
           load_tile<Shape::kHeadDim, Shape::kQueries>(base + Shape::kDo + stage * Shape::kQueryTile,
                                                       &maps.d_o[stream], do_full, head, i0, sequence);
-          load_bytes(base + Shape::kDelta + stage * Shape::kRowBytes,
-                     p.statistics.delta + row * p.statistics.padded + i0, Shape::kRowBytes, do_full);
+          load_bytes(base + Shape::kDelta + stage * Shape::kRowBytes, p.statistics.delta + at,
+                     Shape::kRowBytes, do_full);
+          barrier_wait(base + Shape::kQEmpty + 8 * stage, parity);
+          steps[stage] = step;
+          barrier_expect(q_full, Shape::kQueryTile + 2 * Shape::kRowBytes);
+          load_tile<Shape::kHeadDim, Shape::kQueries>(base + Shape::kQ + stage * Shape::kQueryTile,
+                                                      &maps.q[stream], q_full, head, i0, sequence);
+          load_bytes(base + Shape::kLse + stage * Shape::kRowBytes, p.statistics.lse2 + at, Shape::kRowBytes,
+                     q_full);
+          load_bytes(base + Shape::kStarts + stage * Shape::kRowBytes,
+                     work.starts + sequence * p.statistics.padded + i0, Shape::kRowBytes, q_full);
         }
       }
     }
@@ -307,62 +314,12 @@ class KeyOwner {
       pin(s);
       bool first = true;
 #pragma unroll 1
-      for (; left > 0; --left, ++n) {
-        const uint32_t stage = n % 2, parity = n / 2 % 2;
-        uint32_t weights[kPairs / 2], slopes[kPairs / 2];
-        {
-          float dp[kPairs];
-          barrier_wait(base_ + Shape::kDoFull + 8 * stage, parity);
-          multiply_keys(dp, Shape::kV, Shape::kDo + stage * Shape::kQueryTile);
-          const bool masked = step(stage).masked;
-          if (masked) mask(s, stage);
-          probabilities(s, stage);
-          if constexpr (Shape::kEarly) {
-            pack_operand(s, weights);
-            add_queries(dv, weights, Shape::kDo + stage * Shape::kQueryTile);
-            products_wait<1>();
-          } else {
-            pin(s);
-            barrier_wait(base_ + Shape::kDoFull + 8 * stage,
-                         parity);  // complete; keeps the wait below in its place
-            products_wait<0>();
-          }
-          pin(dp);
-          gradients(s, dp, stage, masked);
-          pack_operand(dp, slopes);
-          if constexpr (!Shape::kEarly) pack_operand(s, weights);
-        }
-        await_turn();
-        if constexpr (!Shape::kEarly) add_queries(dv, weights, Shape::kDo + stage * Shape::kQueryTile);
-        add_queries(dk, slopes, Shape::kQ + stage * Shape::kQueryTile);
-        barrier_wait(base_ + Shape::kScoresEmpty + 8 * stage, parity ^ 1);
-        store_slopes(slopes, stage);
-        fence_async_shared();
-        warp_arrive(base_ + Shape::kScoresFull + 8 * stage);
-        // dq of the step before. The first step of a tile has none: its product is of no use, like the scores
-        // after the last step, but the same products in every step are what the compiler can overlap.
-        float dq[32];
-        if (!first) barrier_wait(base_ + Shape::kScoresFull + 8 * (1 - stage), (n - 1) / 2 % 2);
-        multiply_slopes(dq, 1 - stage);
-        products_wait<2>();
-        pin(dv);
-        warp_arrive(base_ + Shape::kDoEmpty + 8 * stage);
-        const uint32_t next = n + (left > 1 ? 1 : 0);
-        barrier_wait(base_ + Shape::kQFull + 8 * (next % 2), next / 2 % 2);
-        multiply_keys(s, Shape::kK, Shape::kQ + next % 2 * Shape::kQueryTile);
-        pass_turn();
-        products_wait<1>();
-        pin(dk);
-        pin(dq);
-        if (!first) {
-          warp_arrive(base_ + Shape::kScoresEmpty + 8 * (1 - stage));
-          hand_over(dq, n - 1);
-        }
-        first = false;
-        if (is_first()) dq_step(n) = step(stage);
-        products_wait<0>();
-        pin(s);
-        warp_arrive(base_ + Shape::kQEmpty + 8 * stage);
+      for (; left > 0; --left, ++n, first = false) {
+        const int groups = step(n % 2).groups;
+        if (groups >> group() & 1)
+          work<true>(s, dk, dv, n, first, left > 1, groups >> (2 + group()) & 1);
+        else
+          work<false>(s, dk, dv, n, first, left > 1, false);
       }
       const uint32_t last = n - 1;
       float dq[32];
@@ -380,6 +337,71 @@ class KeyOwner {
     store(dk, dv);
     named_sync(3, Shape::kGroups * kWarpgroupThreads);
     return n;
+  }
+
+  // A step, whose scores are in s. If no query sees the group's keys (not kSeen) it takes part in dq alone.
+  template <bool kSeen>
+  __device__ __forceinline__ void work(float (&s)[kPairs], float (&dk)[kSums], float (&dv)[kSums], uint32_t n,
+                                       bool first, bool more, bool masked) {
+    const uint32_t stage = n % 2, parity = n / 2 % 2;
+    const int d_o = Shape::kDo + int(stage) * Shape::kQueryTile;
+    uint32_t weights[kPairs / 2], slopes[kPairs / 2];
+    barrier_wait(base_ + Shape::kDoFull + 8 * stage, parity);
+    if constexpr (kSeen) {
+      float dp[kPairs];
+      multiply_keys(dp, Shape::kV, d_o);
+      if (masked) mask(s, stage);
+      probabilities(s, stage);
+      if constexpr (Shape::kEarly) {
+        pack_operand(s, weights);
+        add_queries(dv, weights, d_o);
+        products_wait<1>();
+      } else {
+        pin(s);
+        barrier_wait(base_ + Shape::kDoFull + 8 * stage,
+                     parity);  // complete; keeps the wait below in its place
+        products_wait<0>();
+      }
+      pin(dp);
+      gradients(s, dp, stage, masked);
+      pack_operand(dp, slopes);
+      if constexpr (!Shape::kEarly) pack_operand(s, weights);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kPairs / 2; ++e) slopes[e] = 0;
+    }
+    await_turn();
+    if constexpr (kSeen) {
+      if constexpr (!Shape::kEarly) add_queries(dv, weights, d_o);
+      add_queries(dk, slopes, Shape::kQ + int(stage) * Shape::kQueryTile);
+    }
+    barrier_wait(base_ + Shape::kScoresEmpty + 8 * stage, parity ^ 1);
+    store_slopes(slopes, stage);
+    fence_async_shared();
+    warp_arrive(base_ + Shape::kScoresFull + 8 * stage);
+    // dq of the step before. The first step of a tile has none: its product is of no use, like the scores
+    // after the last step, but the same products in every step are what the compiler can overlap.
+    float dq[32];
+    if (!first) barrier_wait(base_ + Shape::kScoresFull + 8 * (1 - stage), (n - 1) / 2 % 2);
+    multiply_slopes(dq, 1 - stage);
+    products_wait<2>();
+    pin(dv);
+    warp_arrive(base_ + Shape::kDoEmpty + 8 * stage);
+    const uint32_t next = n + (more ? 1 : 0);
+    barrier_wait(base_ + Shape::kQFull + 8 * (next % 2), next / 2 % 2);
+    multiply_keys(s, Shape::kK, Shape::kQ + int(next % 2) * Shape::kQueryTile);
+    pass_turn();
+    products_wait<1>();
+    pin(dk);
+    pin(dq);
+    if (!first) {
+      warp_arrive(base_ + Shape::kScoresEmpty + 8 * (1 - stage));
+      hand_over(dq, n - 1);
+    }
+    if (is_first()) dq_step(n) = step(stage);
+    products_wait<0>();
+    pin(s);
+    warp_arrive(base_ + Shape::kQEmpty + 8 * stage);
   }
 
   // Keys (of the tile at `rows`) times queries.
@@ -531,7 +553,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       barrier_init(base + Shape::kDqEmpty + 8 * s, 1);
     }
     for (int s = 0; s < Shape::kStages; ++s) {
-      barrier_init(base + Shape::kQFull + 8 * s, 2), barrier_init(base + Shape::kDoFull + 8 * s, 1);
+      barrier_init(base + Shape::kQFull + 8 * s, 1), barrier_init(base + Shape::kDoFull + 8 * s, 1);
       barrier_init(base + Shape::kQEmpty + 8 * s, Shape::kWarps);
       barrier_init(base + Shape::kDoEmpty + 8 * s, Shape::kWarps);
     }

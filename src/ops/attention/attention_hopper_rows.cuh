@@ -8,6 +8,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/attention/attention_cuda.cuh"
+#include "ops/attention/attention_hopper.cuh"
 #include "ops/cuda.cuh"
 
 namespace sps::ops::attention {
@@ -21,13 +22,15 @@ struct WarpRow {
   __device__ __forceinline__ void read(const DeviceRows& rows, int64_t row, int head) {
     const auto* from = static_cast<const __nv_bfloat16*>(rows.data) + row * rows.stride + head * kHeadDim;
 #pragma unroll
-    for (int n = 0; n < kCount; ++n) x[n] = __bfloat162float(from[threadIdx.x % 32 + 32 * n]);
+    for (int n = 0; n < kCount; ++n)
+      x[n] = __bfloat162float(from[hopper::in_place(int(threadIdx.x) % 32) + 32 * n]);
   }
   __device__ __forceinline__ void write(const DeviceRows& rows, int64_t row, int head,
                                         bool accumulate) const {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      const int64_t at = row * rows.stride + head * kHeadDim + threadIdx.x % 32 + 32 * n;
+      const int64_t at =
+          row * rows.stride + head * kHeadDim + hopper::in_place(int(threadIdx.x) % 32) + 32 * n;
       if (rows.dtype == DType::bf16)
         static_cast<__nv_bfloat16*>(rows.data)[at] = __float2bfloat16_rn(x[n]);
       else

@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_block(char* staging, const float (&x)[kCou
                                             int64_t row, int column, int rows, int columns, bool accumulate) {
   constexpr int kRowBytes = Staging<kColumns>::kRowBytes, kPieces = kColumns / 8;
   static_assert(kFrom + kColumns <= 2 * kCount);
-  const int lane = int(threadIdx.x) % 32;
+  const int lane = hopper::in_place(int(threadIdx.x) % 32);
   if (to.dtype == DType::bf16) {
     __syncwarp();
 #pragma unroll
