@@ -18,8 +18,8 @@ build=$(cd "$build" && pwd)
 TMPDIR=$(mktemp -d "$([ -w /dev/shm ] && echo /dev/shm || echo "${TMPDIR:-/tmp}")/sps-fuzz.XXXXXX")
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
-# A frame of zstd may ask for 2 GiB of addresses (documents); what is used of them is held to the lower limit.
-limits=(-timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=3072)
+# The timeout is of the wall clock: on a busy machine an input waits its turn. A frame of zstd may ask for 2 GiB of addresses (documents); what is used of them is held to the lower limit.
+limits=(-timeout=60 -rss_limit_mb=1024 -malloc_limit_mb=3072)
 names=${FUZZ_ONLY:-$(cd "$build/seeds" && ls)}
 
 table=$(printf '%-16s %12s %10s %10s %10s' fuzzer executions coverage inputs bytes)

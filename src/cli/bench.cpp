@@ -15,6 +15,7 @@
 #include "ops/clip/clip.h"
 #include "optim/adamw_optimizer.h"
 #include "score/model_input.h"
+#include "tensor/device.h"
 #include "train/run_config.h"
 
 namespace sps {
@@ -44,8 +45,10 @@ class StepBench {
  public:
   explicit StepBench(const RunConfig& config, const ModelConfig& model_config)
       : config_(config),
-        model_(model_config, {.compute = compute_dtype(config.run.dtype),
-                              .max_rows = config.train.micro_batch * model_config.context}),
+        ex_(exec_on(compute_device(config.run.device))),
+        model_(model_config, {.compute = compute_dtype(config.run.dtype, ex_.device),
+                              .max_rows = config.train.micro_batch * model_config.context,
+                              .device = ex_.device}),
         optimizer_(model_.store()) {
     model_.store().initialise(uint64_t(config.train.seed));
     const Rng rng(0, "bench");
@@ -69,14 +72,18 @@ class StepBench {
     const double began = monotonic_seconds();
     ParameterStore& store = model_.store();
     store.zero_gradients(ex_);
-    for (const Batch& b : batches_) model_.train(model_input(b), 1.0 / double(scored_));
+    for (const Batch& b : batches_) model_.start_train(model_input(b), 1.0 / double(scored_));
+    loss_ = model_.take_loss();
     const double norm = gradient_norm(ex_, store).norm;
     ops::AdamW settings;
     settings.lr = 1e-4;
     optimizer_.step(ex_, store, settings, ops::clip_factor(norm, config_.optim.clip));
+    synchronize(ex_);
     return monotonic_seconds() - began;
   }
   const Model& model() const { return model_; }
+  bool gpu() const { return ex_.device == Device::cuda; }
+  double loss() const { return loss_.nll / double(scored_); }
   int64_t tokens() const { return config_.train.global_batch * model_.config().context; }
 
  private:
@@ -86,6 +93,7 @@ class StepBench {
   AdamWOptimizer optimizer_;
   std::vector<Batch> batches_;
   int64_t scored_ = 0;
+  Loss loss_;
 };
 
 void bench_train(const BenchArguments& args) {
@@ -103,15 +111,19 @@ void bench_train(const BenchArguments& args) {
   while (int(times.size()) < args.steps || monotonic_seconds() - began < args.seconds) {
     times.push_back(bench.step());
     // Interleaved, so that both see the same machine.
-    if (args.ceiling && times.size() % 4 == 1) ceilings.push_back(gemm_flops_per_second(dtype));
+    if (args.ceiling && times.size() % 4 == 1)
+      ceilings.push_back(bench.gpu() ? gpu_gemm_flops_per_second(dtype).median
+                                     : gemm_flops_per_second(dtype));
   }
   const Sample s = summarise(times);
   const double tokens = double(bench.tokens());
   const double required = 3 * flops_required(model_config, model_config.context).total() * tokens;
   const double executed = 3 * flops_executed(bench.model().plan(), model_config.context).total() * tokens;
   nlohmann::ordered_json j{{"recipe", config.name},
+                           {"device", bench.gpu() ? gpu_info().name : "CPU"},
                            {"dtype", dtype_name(dtype)},
                            {"threads", thread_count()},
+                           {"loss", bench.loss()},
                            {"parameters", bench.model().parameters().count()},
                            {"tokens_per_step", bench.tokens()},
                            {"steps", times.size()},
@@ -137,16 +149,29 @@ void bench_train(const BenchArguments& args) {
                                          : value.dump());
 }
 
-void bench_gemm(bool json) {
+void bench_gemm(const std::string& device, bool json) {
   nlohmann::ordered_json j;
+  const bool gpu = compute_device(device) == Device::cuda;
+  j["device"] = gpu ? gpu_info().name : "CPU";
+  if (gpu) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const GemmRate rate = gpu_gemm_flops_per_second(dtype);
+      j[std::string(dtype_name(dtype)) + "_gflops"] = rate.median * 1e-9;
+      j[std::string(dtype_name(dtype)) + "_best_gflops"] = rate.best * 1e-9;
+    }
+    j["copy_gbytes"] = gpu_copy_bytes_per_second() * 1e-9;
+  }
   for (const DType dtype : {DType::f32, DType::bf16}) {
+    if (gpu) break;
     if (dtype == DType::bf16 && compute_dtype("auto") != DType::bf16) continue;
     j[std::string(dtype_name(dtype)) + "_gflops"] = gemm_flops_per_second(dtype) * 1e-9;
   }
   if (json)
     fmt::print("{}\n", dump_json(j));
   else
-    for (const auto& [key, value] : j.items()) fmt::print("{:<14}{:.0f}\n", key, value.get<double>());
+    for (const auto& [key, value] : j.items())
+      fmt::print("{:<18}{}\n", key,
+                 value.is_string() ? value.get<std::string>() : fmt::format("{:.0f}", value.get<double>()));
 }
 
 }  // namespace
@@ -169,10 +194,17 @@ void add_bench(CLI::App& app) {
   train->add_flag("--json", args->json, "Print one JSON object");
   train->callback([args] { bench_train(*args); });
 
-  auto json = std::make_shared<bool>(false);
-  CLI::App* gemm = cmd->add_subcommand("gemm", "The matrix-product ceiling: oneDNN on square matrices");
-  gemm->add_flag("--json", *json, "Print one JSON object");
-  gemm->callback([json] { bench_gemm(*json); });
+  struct GemmArguments {
+    std::string device = "auto";
+    bool json = false;
+  };
+  auto gemm_args = std::make_shared<GemmArguments>();
+  CLI::App* gemm =
+      cmd->add_subcommand("gemm", "The machine's ceilings: square matrix products, on a GPU also copies");
+  gemm->add_option("--device", gemm_args->device, "auto (a GPU if there is one), cpu, cuda")
+      ->capture_default_str();
+  gemm->add_flag("--json", gemm_args->json, "Print one JSON object");
+  gemm->callback([gemm_args] { bench_gemm(gemm_args->device, gemm_args->json); });
 }
 
 }  // namespace sps

@@ -9,6 +9,8 @@
 #include "base/progress.h"
 #include "base/rng.h"
 #include "base/threads.h"
+#include "ops/linear/linear.h"
+#include "tensor/device.h"
 
 namespace sps {
 
@@ -46,6 +48,60 @@ double gemm_flops_per_second(DType dtype) {
   }
   hold_openmp_to_one_thread();
   return best;
+}
+
+GemmRate gpu_gemm_flops_per_second(DType dtype) {
+  const Exec ex = open_gpu();
+  constexpr int64_t n = 8192;
+  const size_t bytes = size_t(n * n) * dtype_size(dtype);
+  const Bytes memory(3 * bytes, Memory::device);
+  const auto matrix = [&](size_t i) {
+    return Tensor{memory.data() + i * bytes, n, n, n, dtype, Device::cuda};
+  };
+  {
+    // Random numbers: products of constants draw less power and run faster than real ones.
+    const Bytes host(bytes, Memory::pinned);
+    const Rng rng(0, "gemm");
+    parallel_chunks(n * n, 1 << 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const auto v = float(rng.uniform(uint64_t(i)) - 0.5);
+        if (dtype == DType::bf16)
+          reinterpret_cast<bf16*>(host.data())[i] = bf16(v);
+        else
+          reinterpret_cast<float*>(host.data())[i] = v;
+      }
+    });
+    for (const size_t i : {0, 1}) copy_bytes(ex, matrix(i).data, host.data(), bytes);
+    synchronize(ex);
+  }
+  std::vector<double> rates;
+  const auto product = [&] { ops::linear_forward(ex, matrix(0), matrix(1), matrix(2)); };
+  for (int i = 0; i < 3; ++i) product();
+  synchronize(ex);
+  const double until = monotonic_seconds() + 0.25;
+  while (monotonic_seconds() < until || rates.size() < 5) {
+    const double began = monotonic_seconds();
+    product();
+    synchronize(ex);
+    rates.push_back(2.0 * double(n) * double(n) * double(n) / (monotonic_seconds() - began));
+  }
+  std::sort(rates.begin(), rates.end());
+  return {rates[rates.size() / 2], rates.back()};
+}
+
+double gpu_copy_bytes_per_second() {
+  const Exec ex = open_gpu();
+  const size_t bytes = size_t{4} << 30;
+  const Bytes from(bytes, Memory::device), to(bytes, Memory::device);
+  std::vector<double> rates;
+  for (int i = 0; i < 12; ++i) {
+    const double began = monotonic_seconds();
+    copy_bytes(ex, to.data(), from.data(), bytes);
+    synchronize(ex);
+    rates.push_back(2 * double(bytes) / (monotonic_seconds() - began));
+  }
+  std::sort(rates.begin() + 2, rates.end());  // the first two warm up
+  return rates[7];
 }
 
 }  // namespace sps

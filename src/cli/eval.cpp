@@ -12,7 +12,7 @@ namespace sps {
 namespace {
 
 struct EvalArguments {
-  std::string checkpoint, data, split = "val", dtype = "auto";
+  std::string checkpoint, data, split = "val", dtype = "auto", device = "auto";
   int64_t tokens = 0, batch = 8;
   int threads = 0;
   bool json = false;
@@ -33,8 +33,9 @@ void eval(const EvalArguments& args) {
   TokenFile file = TokenFile::open(args.data, args.split);
   const auto path = find_checkpoint(args.checkpoint);
   const ModelConfig config = checkpoint_model_config(load_checkpoint(path, CheckpointParts::weights));
-  const DType dtype = compute_dtype(args.dtype);
-  const LoadedModel loaded = load_model(path, dtype, args.batch * config.context);
+  const Device device = compute_device(args.device);
+  const DType dtype = compute_dtype(args.dtype, device);
+  const LoadedModel loaded = load_model(path, dtype, args.batch * config.context, device);
   std::unique_ptr<Tokenizer> tokenizer;
   if (file.meta()) {
     if (file.meta()->eot != config.eot || file.meta()->vocab_size > config.vocab)
@@ -80,6 +81,7 @@ void add_eval(CLI::App& app) {
   cmd->add_option("--tokens", args->tokens, "Positions to score; 0 = all")->capture_default_str();
   cmd->add_option("--batch", args->batch, "Windows per pass")->capture_default_str();
   cmd->add_option("--dtype", args->dtype, "auto, bf16, f32, f64")->capture_default_str();
+  cmd->add_option("--device", args->device, "auto (a GPU if there is one), cpu, cuda")->capture_default_str();
   cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
   cmd->add_flag("--json", args->json, "Print one JSON object");
   cmd->callback([args] { eval(*args); });

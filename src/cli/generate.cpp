@@ -14,7 +14,7 @@ namespace sps {
 namespace {
 
 struct GenerateArguments {
-  std::string checkpoint, prompt, tokenizer, dtype = "auto";
+  std::string checkpoint, prompt, tokenizer, dtype = "auto", device = "auto";
   GenerateOptions options;
   int threads = 0;
   bool json = false;
@@ -42,8 +42,9 @@ std::unique_ptr<Tokenizer> tokenizer_for(const std::string& given, const LoadedM
 void run_generate(GenerateArguments& args) {
   check(args.options.sampling);
   if (args.threads > 0) set_thread_count(args.threads);
-  const DType dtype = compute_dtype(args.dtype);
-  const LoadedModel loaded = load_model(args.checkpoint, dtype);
+  const Device device = compute_device(args.device);
+  const DType dtype = compute_dtype(args.dtype, device);
+  const LoadedModel loaded = load_model(args.checkpoint, dtype, 0, device);
   const auto tokenizer = tokenizer_for(args.tokenizer, loaded);
   args.options.ids = tokenizer->vocab_size();
   std::vector<int32_t> prompt;
@@ -88,6 +89,7 @@ void add_generate(CLI::App& app) {
   cmd->add_option("--tokenizer", args->tokenizer,
                   "bytes, or a tokenizer's file; otherwise the checkpoint's own");
   cmd->add_option("--dtype", args->dtype, "auto, bf16, f32, f64")->capture_default_str();
+  cmd->add_option("--device", args->device, "auto (a GPU if there is one), cpu, cuda")->capture_default_str();
   cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
   cmd->add_flag("--json", args->json, "Print one JSON object");
   cmd->callback([args] { run_generate(*args); });

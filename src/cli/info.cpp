@@ -6,6 +6,7 @@
 #include "cli/cli.h"
 #include "model/describe.h"
 #include "model/load.h"
+#include "tensor/device.h"
 #include "train/run_config.h"
 #include "train/trainer.h"
 
@@ -111,7 +112,9 @@ void info(InfoArguments& args) {
     if (run->model.vocab == -1)
       note = "\nNo vocabulary is set, so it is GPT-2's here; training takes the data's.\n";
   }
-  args.options.dtype = compute_dtype(run ? run->run.dtype : "auto");
+  const std::string wanted = run ? run->run.device : "auto";
+  const bool gpu = wanted == "cuda" || (wanted == "auto" && gpu_count() > 0);  // planned, not opened
+  args.options.dtype = compute_dtype(run ? run->run.dtype : "auto", gpu ? Device::cuda : Device::cpu);
   args.options.micro_batch = run ? run->train.micro_batch : 1;
   const Description d = describe(model, args.options);
   if (args.json) {

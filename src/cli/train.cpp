@@ -3,6 +3,7 @@
 #include "base/signals.h"
 #include "base/threads.h"
 #include "cli/cli.h"
+#include "tensor/device.h"
 #include "train/trainer.h"
 
 namespace sps {
@@ -38,9 +39,11 @@ void train(const TrainArguments& args) {
   Trainer trainer(config);
   const volatile std::sig_atomic_t* stop = catch_stop_signals();
   const ModelParameters& p = trainer.model().parameters();
-  spdlog::info("{}: {} parameters, {}, {} threads, {} tokens in {} steps of {}, run directory {}",
-               trainer.config().name, human_count(double(p.count())),
-               dtype_name(trainer.model().options().compute), thread_count(),
+  const ModelOptions& options = trainer.model().options();
+  const std::string device =
+      options.device == Device::cuda ? gpu_info().name : fmt::format("{} threads", thread_count());
+  spdlog::info("{}: {} parameters, {}, {}, {} tokens in {} steps of {}, run directory {}",
+               trainer.config().name, human_count(double(p.count())), dtype_name(options.compute), device,
                human_count(double(trainer.total_steps() * trainer.batch_tokens())), trainer.total_steps(),
                trainer.batch_tokens(), trainer.config().run_dir().string());
   const RunResult result = trainer.run(stop);

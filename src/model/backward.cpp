@@ -25,7 +25,7 @@ Tensor if_live(const Gradients::Stream& g) {
 
 }  // namespace
 
-void Model::backward(const ModelInput& input) {
+void Model::backward() {
   const bool frozen = options_.freeze.state;  // then no gradient enters the state stream: x is never live
   g_.x.live = g_.p.live = false;
   std::fill(g_.level_live.begin(), g_.level_live.end(), false);
@@ -72,18 +72,18 @@ void Model::backward(const ModelInput& input) {
   }
   finish_top();
 
-  if (g_.x.live) ops::embedding_backward(ex_, input.tokens, g_.x.residual, grad(params_.embed), {});
+  if (g_.x.live) ops::embedding_backward(ex_, input_.tokens, g_.x.residual, grad(params_.embed), {});
   if (!g_.p.live) return;
   switch (config().pred_input) {
     case PredInput::token:
       if (frozen)
         ops::sum_rows(ex_, g_.p.residual, grad(params_.pred_input));
       else
-        ops::embedding_backward(ex_, input.tokens, g_.p.residual, grad(params_.embed),
+        ops::embedding_backward(ex_, input_.tokens, g_.p.residual, grad(params_.embed),
                                 grad(params_.pred_input));
       break;
     case PredInput::table:
-      ops::embedding_backward(ex_, input.tokens, g_.p.residual, grad(params_.pred_embed), {});
+      ops::embedding_backward(ex_, input_.tokens, g_.p.residual, grad(params_.pred_embed), {});
       break;
     case PredInput::row:
     case PredInput::vector:

@@ -27,20 +27,48 @@ void Model::begin(const ModelInput& input) {
   }
   input_ = input;
 
+  pass_ = ex_.device == Device::cuda ? 1 - pass_ : 0;
+  Pass& pass = passes_[pass_];
+  collect(pass);
   // Final norm, head and loss run over the rows that carry a loss.
+  auto* const lists = reinterpret_cast<int32_t*>(pass.lists.data());
+  int32_t *const picked = lists + 3 * options_.max_rows, *const targets = lists + 4 * options_.max_rows;
   picked_count_ = 0;
   for (int64_t r = 0; r < int64_t(input.targets.size()); ++r) {
     const int32_t target = input.targets[size_t(r)];
     if (plan_.eliminate_dead && target < 0) continue;
-    picked_[size_t(picked_count_)] = int32_t(r);
-    picked_targets_[size_t(picked_count_++)] = target;
+    picked[picked_count_] = int32_t(r);
+    targets[picked_count_++] = target;
   }
+  put_input();
 }
 
-void Model::forward(const ModelInput& input) {
-  ops::embedding_forward(ex_, input.tokens, master(params_.embed), {}, a_.x0);
+// Names the lists of the pass where the operations can read them, and brings them there.
+void Model::put_input() {
+  Pass& pass = passes_[pass_];
+  auto* const lists = reinterpret_cast<int32_t*>(pass.lists.data());
+  const auto rows = size_t(input_.rows()), most = size_t(options_.max_rows), n = size_t(picked_count_);
+  pass.picked = picked_ = {lists + 3 * most, n};
+  pass.targets = picked_targets_ = {lists + 4 * most, n};
+  picked_all_ = n == rows;
+  if (ex_.device == Device::cpu) return;
+  std::copy(input_.tokens.begin(), input_.tokens.end(), lists);
+  std::copy(input_.document_start.begin(), input_.document_start.end(), lists + most);
+  std::copy(input_.positions.begin(), input_.positions.end(), lists + 2 * most);
+  const auto* const there = reinterpret_cast<const int32_t*>(indices_.data());
+  copy_bytes(ex_, indices_.data(), lists, 5 * most * sizeof(int32_t));
+  input_.tokens = {there, rows};
+  input_.document_start = {there + most, rows};
+  input_.positions = {there + 2 * most, rows};
+  input_.targets = {};
+  picked_ = {there + 3 * most, n};
+  picked_targets_ = {there + 4 * most, n};
+}
+
+void Model::forward() {
+  ops::embedding_forward(ex_, input_.tokens, master(params_.embed), {}, a_.x0);
   x_.delta = a_.delta_x, x_.residual = a_.x0, x_.pending = false, x_.normed = -1;
-  if (config().has_pred()) start_prediction(input);
+  if (config().has_pred()) start_prediction();
 
   const int64_t alive = plan_.state_blocks_alive();
   if (alive == 0) forward_readers(0, a_.x0);
@@ -76,7 +104,7 @@ void Model::forward(const ModelInput& input) {
   forward_readout();
 }
 
-void Model::start_prediction(const ModelInput& input) {
+void Model::start_prediction() {
   p_.delta = a_.delta_p, p_.pending = false, p_.normed = -1;
   switch (config().pred_input) {
     case PredInput::row:
@@ -88,11 +116,11 @@ void Model::start_prediction(const ModelInput& input) {
       }
       break;
     case PredInput::token:
-      ops::embedding_forward(ex_, input.tokens, master(params_.embed), master(params_.pred_input), a_.p0);
+      ops::embedding_forward(ex_, input_.tokens, master(params_.embed), master(params_.pred_input), a_.p0);
       p_.residual = a_.p0;
       break;
     case PredInput::table:
-      ops::embedding_forward(ex_, input.tokens, master(params_.pred_embed), {}, a_.p0);
+      ops::embedding_forward(ex_, input_.tokens, master(params_.pred_embed), {}, a_.p0);
       p_.residual = a_.p0;
       break;
     case PredInput::state:

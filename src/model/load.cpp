@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "model/keys.h"
 #include "ops/linear/linear.h"
+#include "tensor/device.h"
 
 namespace sps {
 
@@ -19,8 +20,17 @@ ModelConfig checkpoint_model_config(const LoadedCheckpoint& checkpoint) {
   return resolve(keys);
 }
 
-DType compute_dtype(std::string_view name) {
-  if (name == "auto") return ops::bf16_is_fast() ? DType::bf16 : DType::f32;
+Device compute_device(std::string_view name) {
+  if (name == "cpu") return Device::cpu;
+  if (name != "auto" && name != "cuda") usage_error("device '{}': expected auto, cpu or cuda", name);
+  if (name == "auto" && gpu_count() == 0) return Device::cpu;
+  return open_gpu().device;
+}
+
+DType compute_dtype(std::string_view name, Device device) {
+  if (name == "auto") return device == Device::cuda || ops::bf16_is_fast() ? DType::bf16 : DType::f32;
+  if (name == "f64" && device == Device::cuda)
+    usage_error("dtype f64: the reference runs on the CPU alone, expected bf16 or f32");
   for (const DType d : {DType::f32, DType::bf16, DType::f64})
     if (name == dtype_name(d)) return d;
   usage_error("dtype '{}': expected auto, bf16, f32 or f64", name);
@@ -33,13 +43,14 @@ std::vector<NamedTensor> named_weights(const ModelParameters& parameters, const 
   return tensors;
 }
 
-LoadedModel load_model(const std::filesystem::path& path, DType compute, int64_t max_rows) {
+LoadedModel load_model(const std::filesystem::path& path, DType compute, int64_t max_rows, Device device) {
   LoadedModel loaded{load_checkpoint(find_checkpoint(path), CheckpointParts::weights), nullptr};
   const ModelConfig config = checkpoint_model_config(loaded.checkpoint);
   ModelOptions options;
   options.compute = compute;
   options.max_rows = max_rows > 0 ? max_rows : config.context;
   options.train = false;
+  options.device = device;
   loaded.model = std::make_unique<Model>(config, options);
   read_into(loaded.checkpoint.weights, named_weights(loaded.model->parameters(), loaded.model->store()));
   loaded.model->store().round();

@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/linear/linear.h"
@@ -35,9 +36,10 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
     : plan_(make_plan(config, options.eliminate_dead)),
       options_(options),
       params_(describe_parameters(config, options.freeze)),
-      store_(params_.list, options.compute, options.train) {
+      store_(params_.list, options.compute, options.train, options.device) {
   SPS_CHECK(options_.max_rows > 0);
-  memory_ = Arena(activation_bytes(plan_, params_, options_), Device::cpu);
+  ex_ = exec_on(options_.device);
+  memory_ = Arena(activation_bytes(plan_, params_, options_), options_.device);
 
   const DType acc = store_.master();
   const auto lay_out_tables = [&](Arena& arena) {
@@ -55,69 +57,122 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
   };
   Arena planning;
   lay_out_tables(planning);
-  tables_ = Arena(planning.peak(), Device::cpu);
-  lay_out_tables(tables_);
+  Arena made(planning.peak(), Device::cpu);
+  lay_out_tables(made);
   ops::rope_fill(rope_full_, config.rope_theta);
   if (config.sliding_window > 0) ops::rope_fill(rope_local_, config.rope_theta);
-  ops::fill(ex_, unit_gain_, 1);
+  ops::fill(Exec{}, unit_gain_, 1);
+  if (options_.device == Device::cpu) {
+    tables_ = std::move(made);
+  } else {
+    tables_ = Arena(planning.peak(), options_.device);
+    const std::array from{rope_full_.cos, rope_full_.sin, rope_local_.cos, rope_local_.sin, unit_gain_};
+    lay_out_tables(tables_);
+    const std::array to{rope_full_.cos, rope_full_.sin, rope_local_.cos, rope_local_.sin, unit_gain_};
+    for (size_t i = 0; i < from.size(); ++i) copy_tensor(from[i], to[i]);
+  }
 
-  picked_.resize(size_t(options_.max_rows));
-  picked_targets_.resize(size_t(options_.max_rows));
+  const auto rows = size_t(options_.max_rows);
+  const bool gpu = options_.device == Device::cuda;
+  for (Pass& pass : passes_) {
+    if (!gpu && &pass != &passes_[0]) continue;
+    pass.lists = Bytes(5 * rows * sizeof(int32_t), gpu ? Memory::pinned : Memory::host);
+    if (gpu) pass.nll = Bytes(rows * sizeof(float), Memory::pinned);
+  }
+  if (gpu) indices_ = Bytes(5 * rows * sizeof(int32_t), Memory::device);
   x_ = {&plan_.config.state, &params_.state, &plan_.state, &a_.state, {}, {}, false};
   p_ = {&plan_.config.pred, &params_.pred, &plan_.pred, &a_.pred, {}, {}, false};
 }
 
 Loss Model::train(const ModelInput& input, double scale) {
+  start_train(input, scale);
+  return take_loss();
+}
+
+void Model::start_train(const ModelInput& input, double scale) {
   SPS_CHECK(options_.train);
   begin(input);
-  if (picked_count_ == 0) return {};
-  forward(input);
-  const std::span<const int32_t> targets{picked_targets_.data(), size_t(picked_count_)};
-  ops::head_loss_train(ex_, a_.final_n.rows_from(0, picked_count_), weight(params_.head), targets,
+  if (picked_count_ == 0) return;
+  forward();
+  ops::head_loss_train(ex_, a_.final_n.rows_from(0, picked_count_), weight(params_.head), picked_targets_,
                        float(scale), a_.nll.rows_from(0, picked_count_),
                        g_.final_n.rows_from(0, picked_count_), grad(params_.head));
-  backward(input);
-  return sum_loss();
+  backward();
+  take_nll();
 }
 
 Loss Model::evaluate(const ModelInput& input, std::span<double> nll) {
+  SPS_CHECK(loss_.scored == 0);
   begin(input);
   std::fill(nll.begin(), nll.end(), 0.0);
   if (picked_count_ == 0) return {};
-  forward(input);
-  const std::span<const int32_t> targets{picked_targets_.data(), size_t(picked_count_)};
-  ops::head_loss_forward(ex_, a_.final_n.rows_from(0, picked_count_), weight(params_.head), targets,
+  forward();
+  ops::head_loss_forward(ex_, a_.final_n.rows_from(0, picked_count_), weight(params_.head), picked_targets_,
                          a_.nll.rows_from(0, picked_count_));
+  take_nll();
+  const Loss loss = take_loss();
   if (!nll.empty()) {
     SPS_CHECK(int64_t(nll.size()) == input.rows());
-    for (int64_t r = 0; r < picked_count_; ++r) nll[size_t(picked_[size_t(r)])] = nll_at(r);
+    const Pass& pass = passes_[pass_];
+    for (size_t r = 0; r < pass.picked.size(); ++r) nll[size_t(pass.picked[r])] = nll_at(pass, r);
   }
-  return sum_loss();
+  return loss;
 }
 
 void Model::logits(const ModelInput& input, std::span<const int32_t> rows, Tensor out) {
-  begin(input);
+  ModelInput all = input;
+  all.targets = {};
+  begin(all);
   SPS_CHECK(int64_t(rows.size()) <= options_.max_rows && out.rows == int64_t(rows.size()));
-  std::copy(rows.begin(), rows.end(), picked_.begin());
+  std::copy(rows.begin(), rows.end(),
+            reinterpret_cast<int32_t*>(passes_[pass_].lists.data()) + 3 * options_.max_rows);
   picked_count_ = int64_t(rows.size());
-  forward(input);
-  ops::linear_forward(ex_, a_.final_n.rows_from(0, picked_count_), weight(params_.head), out);
+  input_ = all;
+  put_input();
+  forward();
+  Tensor made = out;
+  if (ex_.device == Device::cuda && out.device == Device::cpu) {
+    const size_t bytes = size_t(out.count()) * dtype_size(out.dtype);
+    if (logits_.size() < bytes) synchronize(ex_), logits_ = Bytes(bytes, Memory::device);
+    made = {logits_.data(), out.rows, out.cols, out.cols, out.dtype, Device::cuda};
+  }
+  ops::linear_forward(ex_, a_.final_n.rows_from(0, picked_count_), weight(params_.head), made);
+  if (made.data != out.data) copy_tensor(made, out);
 }
 
-double Model::nll_at(int64_t row) const {
-  return a_.nll.dtype == DType::f64 ? *a_.nll.row<double>(row) : double(*a_.nll.row<float>(row));
+// The losses of the pass go to the CPU once they are there; nobody waits for them yet.
+void Model::take_nll() {
+  Pass& pass = passes_[pass_];
+  if (ex_.device == Device::cuda)
+    copy_bytes(ex_, pass.nll.data(), a_.nll.data, size_t(picked_count_) * sizeof(float));
+  pass.done.set(ex_);
+  pass.pending = true;
+}
+
+double Model::nll_at(const Pass& pass, size_t row) const {
+  if (ex_.device == Device::cuda) return double(reinterpret_cast<const float*>(pass.nll.data())[row]);
+  return a_.nll.dtype == DType::f64 ? *a_.nll.row<double>(int64_t(row))
+                                    : double(*a_.nll.row<float>(int64_t(row)));
 }
 
 // Added up in double and in order: the sum does not depend on threads.
-Loss Model::sum_loss() const {
-  Loss loss;
-  loss.scored = 0;
-  for (int64_t r = 0; r < picked_count_; ++r) {
-    if (picked_targets_[size_t(r)] < 0) continue;
-    loss.nll += nll_at(r);
-    ++loss.scored;
+void Model::collect(Pass& pass) {
+  if (!pass.pending) return;
+  pass.done.wait();
+  pass.pending = false;
+  double nll = 0;
+  for (size_t r = 0; r < pass.targets.size(); ++r) {
+    if (pass.targets[r] < 0) continue;
+    nll += nll_at(pass, r);
+    ++loss_.scored;
   }
-  return loss;
+  loss_.nll += nll;
+}
+
+Loss Model::take_loss() {
+  collect(passes_[1 - pass_]);  // the older one first
+  collect(passes_[pass_]);
+  return std::exchange(loss_, {});
 }
 
 Tensor Model::state_level(int64_t level) const {
@@ -126,8 +181,7 @@ Tensor Model::state_level(int64_t level) const {
 }
 
 std::span<const int32_t> Model::pick() const {
-  if (picked_count_ == input_.rows()) return {};
-  return {picked_.data(), size_t(picked_count_)};
+  return picked_all_ ? std::span<const int32_t>{} : picked_;
 }
 
 Tensor Model::prediction_start() const {

@@ -4,8 +4,10 @@
 //
 // Ownership: a Model owns its parameters, gradients and activations; memory is planned at construction and
 // nothing is allocated by a pass. A Model is used by one thread at a time (its operations use all threads).
+// Inputs lie in the CPU's memory, and what a pass returns is there; on a GPU all else is not.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 
@@ -14,6 +16,7 @@
 #include "model/parameters.h"
 #include "model/plan.h"
 #include "ops/attention/attention.h"
+#include "tensor/device.h"
 
 namespace sps {
 
@@ -24,6 +27,7 @@ struct ModelOptions {
   bool eliminate_dead = true;  // see make_plan
   bool skip_tiles = true;      // see AttentionShape
   Freeze freeze = {};          // leaves out the state tower's backward pass
+  Device device = Device::cpu;
 };
 
 struct Loss {
@@ -52,6 +56,10 @@ class Model {
 
   // Forward and backward for the loss scale * sum of nll; adds to the gradients.
   Loss train(const ModelInput& input, double scale);
+  // The same in two halves, so that a GPU need not stand still between the passes of a step: the loss of
+  // everything started since the last take_loss. `input` may change once start_train has returned.
+  void start_train(const ModelInput& input, double scale);
+  Loss take_loss();
   // Forward only. With `nll` (input.rows() long), every position's loss is written there (0 where none is
   // counted).
   Loss evaluate(const ModelInput& input, std::span<double> nll = {});
@@ -78,13 +86,25 @@ class Model {
     bool keys(int64_t b) const { return !(*acts)[size_t(b)].k.empty(); }
   };
 
+  struct Pass {
+    Bytes lists;  // tokens, document starts, positions, picked rows, their targets; `rows` each
+    Bytes nll;    // of the picked rows
+    std::span<const int32_t> picked, targets;
+    StreamMark done;
+    bool pending = false;  // its loss has not been added up
+  };
+
   // One FFN reads what the gates make of both streams' rows.
   bool pools() const { return config().has_pred() && config().ffn == FfnMode::pooled; }
 
   // forward.cpp
   void begin(const ModelInput& input);
-  void forward(const ModelInput& input);
-  void start_prediction(const ModelInput& input);
+  void put_input();
+  void take_nll();
+  double nll_at(const Pass& pass, size_t row) const;
+  void collect(Pass& pass);
+  void forward();
+  void start_prediction();
   void forward_norm1(Walk& w, int64_t b);
   void forward_projections(Walk& w, int64_t b);
   void forward_readers(int64_t level, Tensor residual);
@@ -97,11 +117,9 @@ class Model {
   void forward_pooled(int64_t b);
   void forward_readout();
   std::span<const int32_t> pick() const;
-  double nll_at(int64_t row) const;
-  Loss sum_loss() const;
 
   // backward.cpp
-  void backward(const ModelInput& input);
+  void backward();
   void backward_stage(const Stage& stage);
   void backward_ffn(Walk& w, Gradients::Stream& g, int64_t b);
   void backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out);
@@ -157,9 +175,18 @@ class Model {
   int64_t laid_out_rows_ = -1;
   Walk x_{}, p_{};
 
+  // The pass under way. Its lists lie where the operations read them.
   ModelInput input_;
-  std::vector<int32_t> picked_, picked_targets_;
+  std::span<const int32_t> picked_, picked_targets_;
   int64_t picked_count_ = 0;
+  bool picked_all_ = true;
+  // What a pass brings along from the CPU and leaves there. On a GPU two take turns, so that the next one can
+  // be made ready while the last one runs.
+  std::array<Pass, 2> passes_;
+  size_t pass_ = 0;
+  Bytes indices_;  // on a GPU: the lists of the pass under way
+  Loss loss_;      // of the passes that have been collected
+  Bytes logits_;   // on a GPU: what logits() copies to the caller
 };
 
 }  // namespace sps

@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "base/threads.h"
 #include "ops/rows/rows.h"
+#include "tensor/device.h"
 
 namespace sps {
 
@@ -160,8 +161,13 @@ ModelParameters describe_parameters(const ModelConfig& config, Freeze freeze) {
   return all;
 }
 
-ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients)
-    : list_(list), compute_(compute), master_(compute == DType::f64 ? DType::f64 : DType::f32) {
+ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients,
+                               Device device)
+    : list_(list),
+      compute_(compute),
+      master_(compute == DType::f64 ? DType::f64 : DType::f32),
+      device_(device) {
+  SPS_CHECK(device == Device::cpu || compute != DType::f64);
   int64_t total = 0;
   for (const Parameter& p : list_) total += p.count();
   const auto lay_out = [&](Arena& arena) {
@@ -171,7 +177,7 @@ ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute
   };
   Arena planning;
   lay_out(planning);
-  memory_ = Arena(planning.peak(), Device::cpu);
+  memory_ = Arena(planning.peak(), device);
   lay_out(memory_);
   int64_t at = 0;
   for (const Parameter& p : list_) {
@@ -193,16 +199,21 @@ void ParameterStore::initialise(uint64_t seed) {
           out[k] = p.init_std > 0 ? T(float(p.init_std * rng.normal(uint64_t(k)))) : T(p.init_mean);
       });
     };
-    if (master_ == DType::f64)
+    if (master_ == DType::f64) {
       fill(weights_[i].as<double>());
-    else
+    } else if (device_ == Device::cpu) {
       fill(weights_[i].as<float>());
+    } else {
+      std::vector<float> values(static_cast<size_t>(p.count()));
+      fill(values.data());
+      copy_tensor(view(values.data(), p.rows(), p.cols()), weights_[i]);
+    }
   }
   round();
 }
 
 void ParameterStore::round() {
-  if (compute_ == DType::bf16) ops::copy_rows(Exec{}, all_weights_, all_rounded_);
+  if (compute_ == DType::bf16) ops::copy_rows(exec_on(device_), all_weights_, all_rounded_);
 }
 
 void ParameterStore::zero_gradients(const Exec& ex) {
@@ -210,7 +221,8 @@ void ParameterStore::zero_gradients(const Exec& ex) {
 }
 
 uint64_t ParameterStore::hash() const {
-  return hash64(all_weights_.data, size_t(all_weights_.count()) * dtype_size(master_));
+  const OnHost weights(all_weights_);
+  return hash64(weights->data, size_t(weights->count()) * dtype_size(master_));
 }
 
 }  // namespace sps

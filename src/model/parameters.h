@@ -74,11 +74,13 @@ ModelParameters describe_parameters(const ModelConfig& config, Freeze freeze = {
 class ParameterStore {
  public:
   // compute: f32 (weights are read as they are), bf16 (a rounded copy is kept) or f64 (the reference: all in
-  // double). Without gradients (evaluation, generation) only the weights are held.
-  ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients = true);
+  // double, on the CPU only). Without gradients (evaluation, generation) only the weights are held.
+  ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients = true,
+                 Device device = Device::cpu);
 
   const std::vector<Parameter>& list() const { return list_; }
   DType compute() const { return compute_; }
+  Device device() const { return device_; }
   DType master() const { return master_; }
   Tensor weight(int i) const { return weights_[size_t(i)]; }  // master weights: f32 (f64)
   Tensor gradient(int i) const { return gradients_[size_t(i)]; }
@@ -86,8 +88,8 @@ class ParameterStore {
   Tensor all_weights() const { return all_weights_; }  // everything as one row
   Tensor all_gradients() const { return all_gradients_; }
 
-  void initialise(uint64_t seed);
-  void round();  // refresh the bf16 copies from the master weights
+  void initialise(uint64_t seed);  // the same bits on every device
+  void round();                    // refresh the bf16 copies from the master weights
   void zero_gradients(const Exec& ex);
   uint64_t hash() const;  // of the master weights
   size_t bytes() const { return memory_.peak(); }
@@ -95,6 +97,7 @@ class ParameterStore {
  private:
   std::vector<Parameter> list_;
   DType compute_, master_;
+  Device device_;
   Arena memory_;
   std::vector<Tensor> weights_, gradients_, rounded_;
   Tensor all_weights_, all_gradients_, all_rounded_;

@@ -122,7 +122,7 @@ struct LivelyModel : Model {
 
 // One backward pass from zero gradients, for the mean over the scored positions.
 inline Loss train_once(Model& model, const TestInput& input) {
-  model.store().zero_gradients(Exec{});
+  model.store().zero_gradients(exec_on(model.store().device()));
   return model.train(input.input(), 1.0 / double(std::max<int64_t>(1, input.scored())));
 }
 

@@ -133,21 +133,23 @@ struct TestInput {
 
 // Weights far enough from zero that every path carries a gradient: gates open, norms not 1, larger matrices.
 // They are bf16 numbers, so that a bf16 model and the reference have the same ones.
-inline void lively_weights(Model& model, uint64_t seed) {
+inline void lively_weights(Model& model, uint64_t seed, double spread = 0.25) {
   ParameterStore& store = model.store();
   store.initialise(seed);
   for (size_t i = 0; i < store.list().size(); ++i) {
     const Parameter& p = store.list()[i];
-    const Tensor w = store.weight(int(i));
+    const OnHost host(store.weight(int(i)));
+    const Tensor w = host;
     const Rng rng(seed + 1, p.name);
     for (int64_t k = 0; k < p.count(); ++k) {
       const double noise = rng.normal(uint64_t(k));
-      const float value = float(bf16(p.shape.size() == 1 ? 1 + 0.3 * noise : 0.25 * noise));
+      const float value = float(bf16(p.shape.size() == 1 ? 1 + 0.3 * noise : spread * noise));
       if (w.dtype == DType::f64)
         w.as<double>()[k] = value;
       else
         w.as<float>()[k] = value;
     }
+    if (store.device() == Device::cuda) copy_tensor(w, store.weight(int(i)));
   }
   store.round();
 }

@@ -92,6 +92,21 @@ inline std::vector<Device> test_devices() {
   return gpu_count() > 0 ? std::vector{Device::cpu, Device::cuda} : std::vector{Device::cpu};
 }
 
+// Every fast implementation there is.
+struct Backend {
+  Device device;
+  DType dtype;
+  std::string name() const {
+    return std::string(dtype_name(dtype)) + (device == Device::cuda ? " on a GPU" : "");
+  }
+};
+inline std::vector<Backend> fast_backends() {
+  std::vector<Backend> all;
+  for (const Device device : test_devices())
+    for (const DType dtype : {DType::f32, DType::bf16}) all.push_back({device, dtype});
+  return all;
+}
+
 // One call of an operation on a device, with operands that lie in host memory: `on(matrix)` is the tensor to
 // pass. On a GPU it is a copy that goes back into the matrix (padding too) when the call is over, at the end
 // of the scope of OnDevice; the same memory named twice is one copy. `on.ids(span)` does so for lists that

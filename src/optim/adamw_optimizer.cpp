@@ -1,9 +1,9 @@
 #include "optim/adamw_optimizer.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "ops/clip/clip.h"
+#include "tensor/device.h"
 
 namespace sps {
 
@@ -30,7 +30,7 @@ AdamWOptimizer::AdamWOptimizer(const ParameterStore& store) : list_(store.list()
   };
   Arena planning;
   lay_out(planning);
-  memory_ = Arena(planning.peak(), Device::cpu);
+  memory_ = Arena(planning.peak(), store.device());
   lay_out(memory_);
 }
 
@@ -53,9 +53,8 @@ void AdamWOptimizer::adopt(const AdamWOptimizer& other) {
     for (size_t k = 0; k < other.list_.size(); ++k) {
       if (list_[i].name != other.list_[k].name || list_[i].frozen || other.list_[k].frozen) continue;
       SPS_CHECK(list_[i].shape == other.list_[k].shape && m_[i].dtype == other.m_[k].dtype);
-      const size_t bytes = size_t(list_[i].count()) * dtype_size(m_[i].dtype);
-      std::memcpy(m_[i].data, other.m_[k].data, bytes);
-      std::memcpy(v_[i].data, other.v_[k].data, bytes);
+      copy_tensor(other.m_[k], m_[i]);
+      copy_tensor(other.v_[k], v_[i]);
       steps_[i] = other.steps_[k];
     }
 }

@@ -5,7 +5,6 @@
 #include <mutex>
 
 #include "base/error.h"
-#include "tensor/memory.h"
 #ifdef SPS_HAS_CUDA
 #include "tensor/cuda.h"
 #endif
@@ -77,6 +76,24 @@ void copy_bytes(const Exec& ex, void* to, const void* from, size_t bytes) {
     SPS_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(ex)));
 }
 
+StreamMark::~StreamMark() {
+  if (event_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(event_));
+}
+
+void StreamMark::set(const Exec& ex) {
+  if (ex.device == Device::cpu) return;
+  if (event_ == nullptr) {
+    cudaEvent_t event = nullptr;
+    SPS_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    event_ = event;
+  }
+  SPS_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event_), stream_of(ex)));
+}
+
+void StreamMark::wait() const {
+  if (event_ != nullptr) SPS_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event_)));
+}
+
 std::byte* device_scratch(const Exec& ex, DeviceSlot slot, size_t bytes) {
   SPS_CHECK(ex.device == Device::cuda);
   Bytes& held = gpu().scratch[size_t(slot)];
@@ -122,6 +139,9 @@ void copy_bytes(const Exec& ex, void* to, const void* from, size_t bytes) {
   SPS_CHECK(ex.device == Device::cpu);
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
+StreamMark::~StreamMark() = default;
+void StreamMark::set(const Exec&) {}
+void StreamMark::wait() const {}
 std::byte* device_scratch(const Exec&, DeviceSlot, size_t) {
   fail("{}", kNoCuda);
 }
@@ -148,6 +168,13 @@ void copy_tensor(Tensor from, Tensor to) {
   else
     for (int64_t r = 0; r < from.rows; ++r) copy_bytes(ex, at(to, r), at(from, r), size_t(from.cols) * size);
   synchronize(ex);
+}
+
+OnHost::OnHost(Tensor tensor) : tensor_(tensor) {
+  if (tensor.device == Device::cpu) return;
+  memory_ = Bytes(size_t(tensor.count()) * dtype_size(tensor.dtype), Memory::host);
+  tensor_ = {memory_.data(), tensor.rows, tensor.cols, tensor.cols, tensor.dtype, Device::cpu};
+  copy_tensor(tensor, tensor_);
 }
 
 }  // namespace sps

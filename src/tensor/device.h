@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "tensor/exec.h"
+#include "tensor/memory.h"
 
 namespace sps {
 
@@ -23,6 +25,10 @@ int gpu_count();  // GPUs that this build can use: 0 without CUDA, without a dri
 // Makes the GPU the calling thread's and returns its stream, which lives as long as the process. The same
 // stream for every call. Error (failure) if this build or this machine has no GPU.
 Exec open_gpu();
+
+inline Exec exec_on(Device device) {
+  return device == Device::cuda ? open_gpu() : Exec{};
+}
 
 struct GpuInfo {
   std::string name;
@@ -40,6 +46,33 @@ void copy_bytes(const Exec& ex, void* to, const void* from, size_t bytes);
 
 // A whole tensor of the same dtype and shape, whatever the strides and memories; complete when it returns.
 void copy_tensor(Tensor from, Tensor to);
+
+// A tensor where the CPU can read it: itself, or a dense copy of what lies on a GPU.
+class OnHost {
+ public:
+  explicit OnHost(Tensor tensor);
+  operator Tensor() const { return tensor_; }
+  const Tensor& operator*() const { return tensor_; }
+  const Tensor* operator->() const { return &tensor_; }
+
+ private:
+  Bytes memory_;
+  Tensor tensor_;
+};
+
+// A moment in a stream's order: mark it, and wait for it later. Always past on the CPU.
+class StreamMark {
+ public:
+  StreamMark() = default;
+  ~StreamMark();
+  StreamMark(StreamMark&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  StreamMark& operator=(StreamMark&&) = delete;
+  void set(const Exec& ex);
+  void wait() const;  // returns at once if it was never set
+
+ private:
+  void* event_ = nullptr;
+};
 
 // Scratch on ex's GPU for the insides of operations: grows to the largest request and stays. Valid until the
 // next request for the same slot, and used in stream order only. Growing waits for the GPU; once a step has

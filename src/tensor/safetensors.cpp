@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "tensor/device.h"
 
 namespace sps {
 
@@ -67,6 +68,7 @@ struct Piece {
   std::vector<int64_t> shape;
   const std::byte* data;
   uint64_t rows, row_bytes, stride_bytes;
+  Device device = Device::cpu;
   uint64_t bytes() const { return rows * row_bytes; }
 };
 
@@ -104,8 +106,24 @@ WrittenFile write_pieces(const std::filesystem::path& path, std::vector<Piece> p
   const uint64_t length = text.size();
   put(&length, sizeof(length));
   put(text.data(), text.size());
+  Bytes staging;  // what lies on a GPU passes through it
   for (const Piece& piece : pieces)
-    for (uint64_t r = 0; r < piece.rows; ++r) put(piece.data + r * piece.stride_bytes, piece.row_bytes);
+    for (uint64_t r = 0; r < piece.rows; ++r) {
+      const std::byte* row = piece.data + r * piece.stride_bytes;
+      if (piece.device == Device::cpu) {
+        put(row, piece.row_bytes);
+        continue;
+      }
+      constexpr uint64_t kAtOnce = uint64_t{64} << 20;
+      if (staging.size() == 0) staging = Bytes(kAtOnce, Memory::pinned);
+      for (uint64_t done = 0; done < piece.row_bytes; done += kAtOnce) {
+        const uint64_t n = std::min(kAtOnce, piece.row_bytes - done);
+        const Exec ex = open_gpu();
+        copy_bytes(ex, staging.data(), row + done, n);
+        synchronize(ex);
+        put(staging.data(), n);
+      }
+    }
   file.commit();
   return {file.written(), hasher.digest()};
 }
@@ -117,7 +135,6 @@ struct Runs {
 };
 Runs runs_of(const NamedTensor& named) {
   const Tensor& t = named.tensor;
-  SPS_CHECK(t.device == Device::cpu);
   SPS_CHECK(element_count(named.shape) == t.count());
   SPS_CHECK(t.data != nullptr || t.empty());
   const uint64_t size = dtype_size(t.dtype);
@@ -162,8 +179,8 @@ WrittenFile write_safetensors(const std::filesystem::path& path,
   std::vector<Piece> pieces;
   for (const auto& [name, t] : tensors) {
     SPS_CHECK(uint64_t(element_count(t.shape)) * stored_size(t.dtype) == t.bytes);
-    pieces.push_back(
-        {name, t.dtype, t.shape, static_cast<const std::byte*>(t.data), t.bytes > 0, t.bytes, 0});
+    pieces.push_back({name, t.dtype, t.shape, static_cast<const std::byte*>(t.data), t.bytes > 0, t.bytes, 0,
+                      Device::cpu});
   }
   return write_pieces(path, std::move(pieces), metadata);
 }
@@ -174,7 +191,7 @@ WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const
   for (const NamedTensor& named : tensors) {
     const Runs runs = runs_of(named);
     pieces.push_back({named.name, stored_type(named.tensor.dtype), named.shape, runs.data, runs.rows,
-                      runs.row_bytes, runs.stride_bytes});
+                      runs.row_bytes, runs.stride_bytes, named.tensor.device});
   }
   return write_pieces(path, std::move(pieces), metadata);
 }
@@ -339,8 +356,10 @@ void read_into(const SafeTensors& file, std::span<const NamedTensor> tensors) {
   for (const NamedTensor& named : tensors) {
     const Runs runs = runs_of(named);
     const auto* source = static_cast<const std::byte*>(file.at(named.name).data);
+    const Exec ex = exec_on(named.tensor.device);
     for (uint64_t r = 0; r < runs.rows; ++r)
-      std::memcpy(runs.data + r * runs.stride_bytes, source + r * runs.row_bytes, runs.row_bytes);
+      copy_bytes(ex, runs.data + r * runs.stride_bytes, source + r * runs.row_bytes, runs.row_bytes);
+    synchronize(ex);
   }
 }
 

@@ -60,7 +60,7 @@ struct StoredTensor {
 };
 
 // A tensor of the program under the name and shape it has in files. The shape's product is tensor.count();
-// the tensor may be strided and must lie in CPU memory.
+// the tensor may be strided and may lie on a GPU.
 struct NamedTensor {
   std::string name;
   std::vector<int64_t> shape;

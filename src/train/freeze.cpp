@@ -80,7 +80,9 @@ void copy_frozen(const LoadedCheckpoint& source, Model& model) {
            stored_name(stored_type(store.master())));
     pairs.emplace_back(&stored, store.weight(int(i)));
   }
-  for (const auto& [stored, weight] : pairs) std::memcpy(weight.data, stored->data, stored->bytes);
+  const Exec ex = exec_on(store.device());
+  for (const auto& [stored, weight] : pairs) copy_bytes(ex, weight.data, stored->data, stored->bytes);
+  synchronize(ex);
   model.store().round();
 }
 
@@ -90,7 +92,8 @@ uint64_t frozen_hash(const Model& model) {
   for (size_t i = 0; i < store.list().size(); ++i) {
     const Parameter& p = store.list()[i];
     if (!p.frozen) continue;
-    const uint64_t values = hash64(store.weight(int(i)).data, size_t(p.count()) * dtype_size(store.master()));
+    const OnHost weight(store.weight(int(i)));
+    const uint64_t values = hash64(weight->data, size_t(p.count()) * dtype_size(store.master()));
     parts += fmt::format("{} {}\n", p.name, hex(values));
   }
   return hash64(parts);

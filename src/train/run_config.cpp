@@ -44,7 +44,7 @@ void bind_rest(OptionTable& t, RunConfig& c) {
         "checkpoint or run whose state tower is taken and frozen; empty = none");
   t.add("data.dir", &c.data.dir, "token files made by `sps prepare`");
   t.add("run.dir", &c.run.dir, "run directory; empty = runs/<recipe>");
-  t.add("run.device", &c.run.device, "cpu");
+  t.add("run.device", &c.run.device, "auto (a GPU if there is one), cpu, cuda");
   t.add("run.dtype", &c.run.dtype, "auto, bf16, f32 (f64: the slow reference)");
   t.add("run.threads", &c.run.threads, "0 = all cores", at_least<int64_t>(0));
 }
@@ -99,8 +99,8 @@ RunConfig load_run_config(const std::string& source, const std::vector<std::stri
   for (const std::string& assignment : overrides) table.set_assignment(full_key(table, assignment));
 
   if (c.optim.name != "adamw") usage_error("optim.name = '{}': expected adamw", c.optim.name);
-  if (c.run.device != "cpu")
-    usage_error("run.device = '{}': this build computes on the CPU, expected cpu", c.run.device);
+  if (c.run.device != "auto" && c.run.device != "cpu" && c.run.device != "cuda")
+    usage_error("run.device = '{}': expected auto, cpu or cuda", c.run.device);
   if (c.train.global_batch % c.train.micro_batch != 0)
     usage_error("train.micro_batch = {} does not divide train.global_batch = {}", c.train.micro_batch,
                 c.train.global_batch);

@@ -42,7 +42,7 @@ struct RunConfig {
   } data;
   struct Run {
     std::string dir;  // "" = runs/<name>
-    std::string device = "cpu";
+    std::string device = "auto";
     std::string dtype = "auto";  // auto: bf16 where the CPU has instructions for it, else f32
     int64_t threads = 0;         // 0 = all cores
   } run;

@@ -19,7 +19,7 @@ inline RunConfig tiny_run(const std::filesystem::path& data, const std::filesyst
   c.train.save_every_tokens = 0, c.train.rolling_every_tokens = 0;
   c.optim.lr = 1e-2, c.optim.min_lr = 1e-3;
   c.schedule.warmup_tokens = 2 * 64, c.schedule.decay_tokens = 4 * 64;
-  c.data.dir = data.string(), c.run.dir = run.string(), c.run.dtype = "f32";
+  c.data.dir = data.string(), c.run.dir = run.string(), c.run.device = "cpu", c.run.dtype = "f32";
   return c;
 }
 

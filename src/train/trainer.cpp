@@ -14,6 +14,7 @@
 #include "ops/clip/clip.h"
 #include "ops/rows/rows.h"
 #include "score/model_input.h"
+#include "tensor/device.h"
 #include "train/metrics.h"
 
 namespace sps {
@@ -58,7 +59,10 @@ ModelConfig first_phase_model(const ModelConfig& c) {
   return first;
 }
 
-Trainer::Trainer(RunConfig config) : config_(std::move(config)), dtype_(compute_dtype(config_.run.dtype)) {
+Trainer::Trainer(RunConfig config)
+    : config_(std::move(config)),
+      ex_(exec_on(compute_device(config_.run.device))),
+      dtype_(compute_dtype(config_.run.dtype, ex_.device)) {
   if (config_.run.threads > 0) set_thread_count(int(config_.run.threads));
   open_data();
   schedule_ = config_.make_schedule();
@@ -109,6 +113,7 @@ void Trainer::build(const ModelConfig& config) {
   options.max_rows = config_.train.micro_batch * config.context;
   options.train = true;
   options.freeze = freeze_;
+  options.device = ex_.device;
   model_ = std::make_unique<Model>(config, options);
   optimizer_ = std::make_unique<AdamWOptimizer>(model_->store());
 }
@@ -143,10 +148,9 @@ Trainer::Step Trainer::step() {
 
   ParameterStore& store = model_->store();
   store.zero_gradients(ex_);
-  double nll = 0;
   for (const Batch& batch : micro_batches_)
-    nll += model_->train(model_input(batch), 1.0 / double(std::max<int64_t>(s.scored, 1))).nll;
-  s.loss = nll / double(std::max<int64_t>(s.scored, 1));
+    model_->start_train(model_input(batch), 1.0 / double(std::max<int64_t>(s.scored, 1)));
+  s.loss = model_->take_loss().nll / double(std::max<int64_t>(s.scored, 1));
   s.lr = schedule_.lr_at(std::max<int64_t>(step_, 1) * batch_tokens());
 
   const GradientNorm g = gradient_norm(ex_, store);

@@ -79,8 +79,8 @@ class Trainer {
 
   RunConfig config_;
   ModelConfig final_model_;  // the model the run ends with; before phase.at the standard one is trained
-  DType dtype_;
   Exec ex_;
+  DType dtype_;
   std::optional<TokenFile> train_file_, val_file_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<Sampler> sampler_;

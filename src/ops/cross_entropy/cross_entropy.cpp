@@ -1,6 +1,7 @@
 #include "ops/cross_entropy/cross_entropy.h"
 
 #include "ops/cross_entropy/cross_entropy_kernels.h"
+#include "tensor/device.h"
 
 namespace sps::ops {
 
@@ -12,15 +13,22 @@ void run(const Exec& ex, const HeadLoss& l) {
   SPS_CHECK(l.x.cols == l.w.cols && l.w.rows > 0 && l.w.dtype == act);
   SPS_CHECK(int64_t(l.targets.size()) == l.x.rows);
   SPS_CHECK(l.nll.rows == l.x.rows && l.nll.cols == 1 && l.nll.dtype == sum);
-  for (const int32_t target : l.targets) SPS_CHECK(target < l.w.rows);
+  SPS_CHECK(l.x.device == ex.device && l.w.device == ex.device && l.nll.device == ex.device);
   if (l.train) {
     SPS_CHECK(l.dx.rows == l.x.rows && l.dx.cols == l.x.cols && l.dx.dtype == act);
     SPS_CHECK(l.dw.rows == l.w.rows && l.dw.cols == l.w.cols && l.dw.dtype == sum);
+    SPS_CHECK(l.dx.device == ex.device && l.dw.device == ex.device);
   }
   if (l.x.rows == 0) return;
   SPS_CHECK(l.x.cols > 0);
-  if (act == DType::f64) return head_loss_ref(l);
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda) {
+      SPS_CHECK(act != DType::f64);
+      return head_loss_cuda(ex, l);
+    }
   SPS_CHECK(ex.device == Device::cpu);
+  for (const int32_t target : l.targets) SPS_CHECK(target < l.w.rows);
+  if (act == DType::f64) return head_loss_ref(l);
   head_loss_cpu(l);
 }
 

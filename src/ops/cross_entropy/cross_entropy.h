@@ -2,7 +2,8 @@
 // stored whole.
 //   nll_r = log sum_v exp(logits_rv) - logits_r,target        natural logarithm, over all rows of w (model
 //   spec, 4)
-// A row with target < 0 carries no loss: nll 0, zero gradient.
+// A row with target < 0 carries no loss: nll 0, zero gradient. On a GPU targets cannot be looked at
+// beforehand: one that is not below vocab makes nll NaN.
 //
 // Shapes   x [rows, d]; w [vocab, d]; targets [rows]; nll [rows, 1] f32
 // Types    x, w, dx act dtype (f32, bf16; f64 in the reference); dw f32; logits, softmax and loss f32

@@ -16,5 +16,6 @@ struct HeadLoss {
 
 void head_loss_ref(const HeadLoss& loss);
 void head_loss_cpu(const HeadLoss& loss);
+void head_loss_cuda(const Exec& ex, const HeadLoss& loss);
 
 }  // namespace sps::ops

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/threads.h"
 #include "ops/check.h"
+#include "ops/cross_entropy/head_cuts.h"
 #include "ops/linear/gemm.h"
 
 namespace sps::ops {
@@ -45,50 +46,94 @@ struct Case {
     c.nll = nll.to(DType::f64), c.dx = dx.to(DType::f64), c.dw = dw.to(DType::f64);
     return c;
   }
-  void train() { head_loss_train({}, x, w, targets, scale, nll, dx, dw); }
-  void forward() { head_loss_forward({}, x, w, targets, nll); }
+  void train(Device device = Device::cpu) {
+    OnDevice on(device);
+    head_loss_train(on.exec(), on(x), on(w), on.ids(targets), scale, on(nll), on(dx), on(dw));
+  }
+  void forward(Device device = Device::cpu) {
+    OnDevice on(device);
+    head_loss_forward(on.exec(), on(x), on(w), on.ids(targets), on(nll));
+  }
 };
 
-void expect_close(DType act, int64_t rows, int64_t d, int64_t vocab, bool padded) {
-  SCOPED_TRACE(fmt::format("{} rows {} d {} vocab {} padded {}", dtype_name(act), rows, d, vocab, padded));
-  Case c(act, rows, d, vocab, padded);
-  Case want = c.in_f64();
+void expect_close(DType act, int64_t rows, int64_t d, int64_t vocab, bool padded,
+                  const std::vector<Device>& devices) {
+  Case want = Case(act, rows, d, vocab, padded).in_f64();
   want.train();
-  c.train();
-  SPS_EXPECT_CLOSE(c.nll, want.nll, tolerance(DType::f32));
-  // d_logits are rounded to the act dtype before both products, dx once more after it.
-  SPS_EXPECT_CLOSE(c.dx, want.dx, tolerance(act, 2));
-  SPS_EXPECT_CLOSE(c.dw, want.dw, tolerance(act, 1));
-  c.nll.fill(-1);
-  c.forward();
-  SPS_EXPECT_CLOSE(c.nll, want.nll, tolerance(DType::f32));
-}
-
-void expect_all_close() {
-  for (const DType act : {DType::f32, DType::bf16})
-    for (const bool padded : {false, true}) {
-      expect_close(act, 1, 16, 10, padded);
-      expect_close(act, 3, 5, 1, padded);
-      expect_close(act, 17, 8, 1025, padded);
-      expect_close(act, 129, 24, 2500, padded);
-      expect_close(act, 333, 16, 193, padded);
-      expect_close(act, 1100, 8, 70, padded);
-      expect_close(act, 8300, 8, 70, padded);  // two groups
-    }
+  for (const Device device : devices) {
+    SCOPED_TRACE(fmt::format("{}: {} rows {} d {} vocab {} padded {}", device == Device::cpu ? "cpu" : "cuda",
+                             dtype_name(act), rows, d, vocab, padded));
+    Case c(act, rows, d, vocab, padded);
+    c.train(device);
+    SPS_EXPECT_CLOSE(c.nll, want.nll, tolerance(DType::f32));
+    // d_logits are rounded to the act dtype before both products, dx once more after it.
+    SPS_EXPECT_CLOSE(c.dx, want.dx, tolerance(act, 2));
+    SPS_EXPECT_CLOSE(c.dw, want.dw, tolerance(act, 1));
+    c.nll.fill(-1);
+    c.forward(device);
+    SPS_EXPECT_CLOSE(c.nll, want.nll, tolerance(DType::f32));
+  }
 }
 
 TEST(CrossEntropy, MatchesReference) {
-  expect_all_close();
+  for (const DType act : {DType::f32, DType::bf16})
+    for (const bool padded : {false, true}) {
+      expect_close(act, 1, 16, 10, padded, test_devices());
+      expect_close(act, 3, 5, 1, padded, test_devices());
+      expect_close(act, 17, 8, 1025, padded, test_devices());
+      expect_close(act, 129, 24, 2500, padded, test_devices());
+      expect_close(act, 333, 16, 193, padded, test_devices());
+      expect_close(act, 1100, 8, 70, padded, test_devices());
+      expect_close(act, 8300, 8, 70, padded, test_devices());  // two groups
+    }
 }
 
 TEST(CrossEntropy, MatchesReferenceWithoutBf16Instructions) {
   const ForceBf16Fallback forced;
-  expect_close(DType::bf16, 17, 8, 1025, false);
-  expect_close(DType::bf16, 333, 16, 193, true);
+  expect_close(DType::bf16, 17, 8, 1025, false, {Device::cpu});
+  expect_close(DType::bf16, 333, 16, 193, true, {Device::cpu});
 }
 
 TEST(CrossEntropy, LargeVocabularyIsCutIntoGroups) {
-  expect_close(DType::f32, 300, 4, 150000, false);  // 64 rows in a group
+  expect_close(DType::f32, 400, 4, 150000, false, test_devices());  // on a GPU into chunks
+}
+
+TEST(CrossEntropy, SmallVocabularyAndManyRows) {
+  expect_close(DType::bf16, 17000, 8, 20, false, test_devices());  // two groups on a GPU too
+}
+
+// On a GPU several rows follow each other in the same shared memory, whole or, above 57 thousand, in part.
+TEST(CrossEntropy, RowsOfManyKilobytes) {
+  for (const int64_t vocab : {50257, 50304, 70001})
+    expect_close(DType::bf16, 290, 8, vocab, false, test_devices());
+}
+
+TEST(CrossEntropy, CutsCoverTheRowsAndKeepTheirBounds) {
+  for (const int64_t rows : {1, 100, 1281, 49152, 100000})
+    for (const int64_t vocab : {1, 257, 50304, 150001, 100000000})
+      for (const DType act : {DType::f32, DType::bf16})
+        for (const bool train : {false, true}) {
+          SCOPED_TRACE(fmt::format("rows {} vocab {} {} train {}", rows, vocab, dtype_name(act), train));
+          const HeadCuts cuts = head_cuts(rows, vocab, act, train);
+          EXPECT_GE(cuts.stride, vocab);
+          EXPECT_LT(cuts.stride, vocab + 8);
+          EXPECT_EQ(cuts.stride % 8, 0);
+          ASSERT_GE(cuts.chunk, 1);
+          EXPECT_LE(cuts.chunk, cuts.group);
+          EXPECT_LE(cuts.group, rows);
+          if (cuts.chunk > 1) {
+            EXPECT_LE(cuts.chunk * cuts.stride * 4, int64_t{256} << 20);
+          }
+          if (train && cuts.group > 1) {
+            EXPECT_LE(cuts.group * cuts.stride * int64_t(dtype_size(act)), int64_t{1} << 30);
+          }
+          if (!train) {
+            EXPECT_EQ(cuts.group, cuts.chunk);
+          }
+        }
+  // A head of 50304 with the rows of a large micro-batch: five groups of equal size.
+  EXPECT_EQ(head_cuts(49152, 50304, DType::bf16, true).group, 9856);
+  EXPECT_EQ(head_cuts(49152, 50304, DType::bf16, true).chunk, 1280);
 }
 
 TEST(CrossEntropy, ReferenceGradients) {
@@ -105,9 +150,10 @@ TEST(CrossEntropy, ReferenceGradients) {
   expect_gradient(loss, c.w, c.dw, "dw");
 }
 
-std::vector<std::byte> result_bytes(DType act, int64_t rows, int64_t d, int64_t vocab) {
+std::vector<std::byte> result_bytes(DType act, int64_t rows, int64_t d, int64_t vocab,
+                                    Device device = Device::cpu) {
   Case c(act, rows, d, vocab, true);
-  c.train();
+  c.train(device);
   std::vector<std::byte> bytes;
   const auto append = [&](const Matrix& m) {
     for (int64_t r = 0; r < m->rows; ++r) {
@@ -117,7 +163,7 @@ std::vector<std::byte> result_bytes(DType act, int64_t rows, int64_t d, int64_t 
     }
   };
   append(c.nll), append(c.dx), append(c.dw);
-  c.forward();
+  c.forward(device);
   append(c.nll);
   return bytes;
 }
@@ -138,50 +184,94 @@ TEST(CrossEntropy, SameBitsForAnyThreadCountAndEveryCall) {
     }
 }
 
+TEST(CrossEntropy, SameBitsInEveryCallOnEveryDevice) {
+  for (const Device device : test_devices())
+    for (const DType act : {DType::f32, DType::bf16})
+      for (const auto& [rows, vocab] : {std::pair<int64_t, int64_t>{1, 1500}, {4200, 30}, {700, 5000}}) {
+        const auto once = result_bytes(act, rows, 40, vocab, device);
+        EXPECT_TRUE(once == result_bytes(act, rows, 40, vocab, device)) << rows << " rows of " << vocab;
+      }
+}
+
 TEST(CrossEntropy, RowsWithoutTargetAreExactlyZero) {
-  Case c(DType::f32, 10, 8, 30);
-  c.dx.fill(7);
-  c.train();
-  for (const int64_t r : {4, 9}) {
-    EXPECT_EQ(c.nll.get(r, 0), 0);
-    for (int64_t i = 0; i < 8; ++i) EXPECT_EQ(c.dx.get(r, i), 0);
+  for (const Device device : test_devices()) {
+    Case c(DType::f32, 10, 8, 30);
+    c.dx.fill(7);
+    c.train(device);
+    for (const int64_t r : {4, 9}) {
+      EXPECT_EQ(c.nll.get(r, 0), 0);
+      for (int64_t i = 0; i < 8; ++i) EXPECT_EQ(c.dx.get(r, i), 0);
+    }
+    std::fill(c.targets.begin(), c.targets.end(), -1);
+    const Matrix dw = c.dw.to(DType::f64);
+    c.train(device);
+    SPS_EXPECT_CLOSE(c.dw, dw, 0.0);
   }
-  std::fill(c.targets.begin(), c.targets.end(), -1);
-  const Matrix dw = c.dw.to(DType::f64);
-  c.train();
-  SPS_EXPECT_CLOSE(c.dw, dw, 0.0);
+}
+
+// Each block of a GPU takes many rows; here most of them carry no loss, in runs of every length.
+TEST(CrossEntropy, FewScoredRowsAmongMany) {
+  for (const Device device : test_devices()) {
+    Case c(DType::bf16, 3000, 8, 900);
+    const Rng rng(5, "scored");
+    for (size_t r = 0; r < c.targets.size(); ++r)
+      if (rng.below(r, 4) > 0) c.targets[r] = -1;
+    Case want = c.in_f64();
+    want.train();
+    c.train(device);
+    SPS_EXPECT_CLOSE(c.nll, want.nll, tolerance(DType::f32));
+    SPS_EXPECT_CLOSE(c.dx, want.dx, tolerance(DType::bf16, 2));
+    SPS_EXPECT_CLOSE(c.dw, want.dw, tolerance(DType::bf16, 1));
+  }
 }
 
 TEST(CrossEntropy, LargeLogitsNeitherOverflowNorLoseTheLoss) {
-  for (const DType act : {DType::f32, DType::bf16}) {
-    Case c(act, 20, 16, 1500, false, 1e4);  // logits of magnitude 1e4
-    Case want = c.in_f64();
-    want.train();
-    c.train();
-    SPS_EXPECT_CLOSE(c.nll, want.nll, tolerance(DType::f32));
-    for (int64_t r = 0; r < 20; ++r) ASSERT_TRUE(std::isfinite(c.nll.get(r, 0)));
-  }
-}
-
-TEST(CrossEntropy, NanReachesTheLossOfItsRowOnly) {
-  for (const DType act : {DType::f32, DType::bf16})
-    for (const bool train : {false, true}) {
-      Case c(act, 20, 16, 1500);
-      c.x.set(7, 3, NAN);
-      if (train)
-        c.train();
-      else
-        c.forward();
-      for (int64_t r = 0; r < 20; ++r) EXPECT_EQ(std::isnan(c.nll.get(r, 0)), r == 7) << r;
+  for (const Device device : test_devices())
+    for (const DType act : {DType::f32, DType::bf16}) {
+      Case c(act, 20, 16, 1500, false, 1e4);  // logits of magnitude 1e4
+      Case want = c.in_f64();
+      want.train();
+      c.train(device);
+      SPS_EXPECT_CLOSE(c.nll, want.nll, tolerance(DType::f32));
+      for (int64_t r = 0; r < 20; ++r) ASSERT_TRUE(std::isfinite(c.nll.get(r, 0)));
     }
 }
 
+TEST(CrossEntropy, NanReachesTheLossOfItsRowOnly) {
+  for (const Device device : test_devices())
+    for (const DType act : {DType::f32, DType::bf16})
+      for (const bool train : {false, true}) {
+        Case c(act, 20, 16, 1500);
+        c.x.set(7, 3, NAN);
+        if (train)
+          c.train(device);
+        else
+          c.forward(device);
+        for (int64_t r = 0; r < 20; ++r) EXPECT_EQ(std::isnan(c.nll.get(r, 0)), r == 7) << r;
+      }
+}
+
+TEST(CrossEntropy, TargetBeyondTheVocabularyIsSeenInTheLossOfAGpu) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  for (const bool train : {false, true}) {
+    Case c(DType::bf16, 20, 16, 1500);
+    c.targets[7] = 1500;
+    if (train)
+      c.train(Device::cuda);
+    else
+      c.forward(Device::cuda);
+    for (int64_t r = 0; r < 20; ++r) EXPECT_EQ(std::isnan(c.nll.get(r, 0)), r == 7) << r;
+  }
+}
+
 TEST(CrossEntropy, NoRows) {
-  Case c(DType::f32, 0, 8, 30);
-  const Matrix dw = c.dw.to(DType::f64);
-  c.train();
-  c.forward();
-  SPS_EXPECT_CLOSE(c.dw, dw, 0.0);
+  for (const Device device : test_devices()) {
+    Case c(DType::f32, 0, 8, 30);
+    const Matrix dw = c.dw.to(DType::f64);
+    c.train(device);
+    c.forward(device);
+    SPS_EXPECT_CLOSE(c.dw, dw, 0.0);
+  }
 }
 
 }  // namespace

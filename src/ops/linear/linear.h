@@ -1,12 +1,12 @@
 // Linear: y = x w^T, without bias (model spec, "Common backbone"). Matrix products come from oneDNN on the
-// CPU, and from our own kernels where it has AMX.
+// CPU, and from our own kernels where it has AMX; from cuBLASLt on a GPU, f32 ones in plain f32 arithmetic.
 //
 // Shapes   x [rows, in]; w [out, in]; y [rows, out]; rows may be strided views (stride >= cols)
 // Types    x, w, dy of one act dtype (f32 or bf16); y and dx act dtype or f32; dw f32. Accumulation in f32.
 //          f64 throughout in the reference.
 // Gradient dx = dy w (or dx += dy w)          dw += dy^T x
-// Same bits whatever the number of threads: all cuts depend on the shape only, and sums over parts of the
-// rows are added in order.
+// Same bits whatever the number of threads, and in every run of a build on the same kind of GPU: all cuts
+// depend on the shape only, and sums over parts of the rows are added in order.
 #pragma once
 
 #include "tensor/exec.h"

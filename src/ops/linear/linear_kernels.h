@@ -16,6 +16,13 @@ enum class Transposed : bool { no, yes };
 void product_cpu(Tensor a, Transposed a_transposed, Tensor b, Transposed b_transposed, Tensor c,
                  Accumulate acc);
 
+// The same on a GPU.
+void product_cuda(const Exec& ex, Tensor a, Transposed a_transposed, Tensor b, Transposed b_transposed,
+                  Tensor c, Accumulate acc);
+// The same, slowly, for shapes that cuBLASLt has no algorithm for; c not empty.
+void any_product_cuda(const Exec& ex, Tensor a, Transposed a_transposed, Tensor b, Transposed b_transposed,
+                      Tensor c, Accumulate acc);
+
 // dw += dy^T x; types and scratch as in product_cpu.
 void weight_gradient_cpu(Tensor dy, Tensor x, Tensor dw);
 

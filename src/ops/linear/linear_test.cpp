@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/threads.h"
 #include "ops/check.h"
+#include "ops/linear/cublas.h"
 #include "ops/linear/gemm.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/transpose.h"
@@ -21,64 +22,88 @@ struct Case {
 // spans.
 const Case kCases[] = {{1, 1, 1},      {1, 48, 193},   {3, 5, 1},      {17, 193, 48},  {129, 48, 193},
                        {129, 1, 5},    {33, 193, 1},   {300, 96, 288}, {65, 1100, 70}, {40, 70, 1100},
-                       {1100, 70, 40}, {2100, 33, 65}, {7, 2100, 130}, {40, 4200, 33}};
+                       {1100, 70, 40}, {2100, 33, 65}, {7, 2100, 130}, {40, 4200, 33}, {1, 256, 100},
+                       {2, 40, 264},   {4, 1032, 65},  {5, 256, 96},   {520, 128, 264}};
 
-Matrix make(DType t, int64_t rows, int64_t cols, const char* name, bool padded) {
-  Matrix m(t, rows, cols, padded ? cols + 7 : 0);
+// Padding of rows. With 8 they can still be moved 16 bytes at a time.
+constexpr int64_t kPads[] = {0, 7, 8};
+
+Matrix make(DType t, int64_t rows, int64_t cols, const char* name, int64_t pad) {
+  Matrix m(t, rows, cols, cols + pad);
   m.randomise(11, name);
   return m;
 }
 
-void expect_all_close(const Case& s, DType act, DType out, bool padded, Accumulate acc) {
-  SCOPED_TRACE(fmt::format("rows {} in {} out {}, {} -> {}, padded {}, accumulate {}", s.rows, s.in, s.out,
-                           dtype_name(act), dtype_name(out), padded, acc == Accumulate::yes));
-  const Exec ex;
-  const Matrix x = make(act, s.rows, s.in, "x", padded), w = make(act, s.out, s.in, "w", padded);
-  const Matrix dy = make(act, s.rows, s.out, "dy", padded);
-  Matrix y = make(out, s.rows, s.out, "y", padded), dx = make(out, s.rows, s.in, "dx", padded);
-  Matrix dw = make(DType::f32, s.out, s.in, "dw", padded);
-  const Matrix y64 = y.to(DType::f64), dx64 = dx.to(DType::f64), dw64 = dw.to(DType::f64);
-  const Matrix x64 = x.to(DType::f64), w64 = w.to(DType::f64), dy64 = dy.to(DType::f64);
-
-  linear_forward(ex, x64, w64, y64, acc);
-  linear_backward_input(ex, dy64, w64, dx64, acc);
-  linear_backward_weight(ex, dy64, x64, dw64);
-  linear_forward(ex, x, w, y, acc);
-  linear_backward_input(ex, dy, w, dx, acc);
-  linear_backward_weight(ex, dy, x, dw);
-  SPS_EXPECT_CLOSE(y, y64, tolerance(out));
-  SPS_EXPECT_CLOSE(dx, dx64, tolerance(out));
-  SPS_EXPECT_CLOSE(dw, dw64, tolerance(DType::f32));
+const char* device_name(Device device) {
+  return device == Device::cpu ? "cpu" : "cuda";
 }
 
-void expect_all_cases_close(bool only_bf16) {
-  for (const Case& s : kCases)
-    for (const Accumulate acc : {Accumulate::no, Accumulate::yes})
-      for (const bool padded : {false, true}) {
-        if (only_bf16) {
-          expect_all_close(s, DType::bf16, padded ? DType::f32 : DType::bf16, padded, acc);
-          continue;
-        }
-        expect_all_close(s, DType::f32, DType::f32, padded, acc);
-        expect_all_close(s, DType::bf16, DType::bf16, padded, acc);
-        expect_all_close(s, DType::bf16, DType::f32, padded, acc);
-      }
+// The three products of a case.
+struct Products {
+  Matrix x, w, dy, y, dx, dw;
+  Products(const Case& s, DType act, DType out, int64_t pad)
+      : x(make(act, s.rows, s.in, "x", pad)),
+        w(make(act, s.out, s.in, "w", pad)),
+        dy(make(act, s.rows, s.out, "dy", pad)),
+        y(make(out, s.rows, s.out, "y", pad)),
+        dx(make(out, s.rows, s.in, "dx", pad)),
+        dw(make(DType::f32, s.out, s.in, "dw", pad)) {}
+  void to_f64() {
+    for (Matrix* m : {&x, &w, &dy, &y, &dx, &dw}) *m = m->to(DType::f64);
+  }
+  void run(Device device, Accumulate acc) {
+    OnDevice on(device);
+    linear_forward(on.exec(), on(x), on(w), on(y), acc);
+    linear_backward_input(on.exec(), on(dy), on(w), on(dx), acc);
+    linear_backward_weight(on.exec(), on(dy), on(x), on(dw));
+  }
+  std::string results() const { return bits(y) + bits(dx) + bits(dw); }
+};
+
+void expect_close(const Products& got, const Products& want) {
+  SPS_EXPECT_CLOSE(got.y, want.y, tolerance(got.y->dtype));
+  SPS_EXPECT_CLOSE(got.dx, want.dx, tolerance(got.dx->dtype));
+  SPS_EXPECT_CLOSE(got.dw, want.dw, tolerance(DType::f32));
+}
+
+void expect_all_close(const std::vector<Device>& devices, const Case& s, DType act, DType out, int64_t pad,
+                      Accumulate acc) {
+  Products want(s, act, out, pad);
+  want.to_f64();
+  want.run(Device::cpu, acc);
+  for (const Device device : devices) {
+    SCOPED_TRACE(fmt::format("{}: rows {} in {} out {}, {} -> {}, pad {}, accumulate {}", device_name(device),
+                             s.rows, s.in, s.out, dtype_name(act), dtype_name(out), pad,
+                             acc == Accumulate::yes));
+    Products got(s, act, out, pad);
+    got.run(device, acc);
+    expect_close(got, want);
+  }
 }
 
 TEST(Linear, MatchesReference) {
-  expect_all_cases_close(true);
+  for (const Case& s : kCases)
+    for (const Accumulate acc : {Accumulate::no, Accumulate::yes})
+      for (const int64_t pad : kPads) {
+        expect_all_close(test_devices(), s, DType::f32, DType::f32, pad, acc);
+        expect_all_close(test_devices(), s, DType::bf16, DType::bf16, pad, acc);
+        expect_all_close(test_devices(), s, DType::bf16, DType::f32, pad, acc);
+      }
 }
 
 TEST(Linear, MatchesReferenceWithoutBf16Instructions) {
   const ForceBf16Fallback forced;
   EXPECT_FALSE(bf16_is_fast());
-  expect_all_cases_close(true);
+  for (const Case& s : kCases)
+    for (const Accumulate acc : {Accumulate::no, Accumulate::yes})
+      for (const int64_t pad : {0, 7})
+        expect_all_close({Device::cpu}, s, DType::bf16, pad > 0 ? DType::f32 : DType::bf16, pad, acc);
 }
 
 TEST(Linear, ReferenceGradients) {
   const Exec ex;
-  const Matrix x = make(DType::f64, 5, 7, "x", true), w = make(DType::f64, 4, 7, "w", true);
-  const Matrix weight = make(DType::f64, 5, 4, "weight", false);
+  const Matrix x = make(DType::f64, 5, 7, "x", 7), w = make(DType::f64, 4, 7, "w", 7);
+  const Matrix weight = make(DType::f64, 5, 4, "weight", 0);
   Matrix y(DType::f64, 5, 4), dx(DType::f64, 5, 7), dw(DType::f64, 4, 7);
   const auto loss = [&] {
     linear_forward(ex, x, w, y);
@@ -100,8 +125,8 @@ TEST(Linear, ReferenceGradients) {
 // All three products of one shape, as bytes.
 std::vector<std::byte> result_bytes(const Case& s, DType act) {
   const Exec ex;
-  const Matrix x = make(act, s.rows, s.in, "x", true), w = make(act, s.out, s.in, "w", true);
-  const Matrix dy = make(act, s.rows, s.out, "dy", true);
+  const Matrix x = make(act, s.rows, s.in, "x", 7), w = make(act, s.out, s.in, "w", 7);
+  const Matrix dy = make(act, s.rows, s.out, "dy", 7);
   Matrix y(act, s.rows, s.out), dx(act, s.rows, s.in), dw(DType::f32, s.out, s.in);
   linear_forward(ex, x, w, y);
   linear_backward_input(ex, dy, w, dx, Accumulate::yes);
@@ -139,53 +164,66 @@ TEST(Linear, SameBitsForAnyThreadCountAndEveryCall) {
 const Case kWeightCases[] = {{4200, 40, 100}, {5000, 100, 37}, {300, 450, 900},
                              {300, 900, 450}, {35, 1400, 20},  {257, 32, 2900}};
 
-Matrix weight_gradient(const Case& s, DType act, bool padded) {
-  const Matrix x = make(act, s.rows, s.in, "x", padded), dy = make(act, s.rows, s.out, "dy", padded);
-  Matrix dw = make(DType::f32, s.out, s.in, "dw", padded);
-  linear_backward_weight({}, dy, x, dw);
+Matrix weight_gradient(const Case& s, DType act, int64_t pad, Device device = Device::cpu) {
+  const Matrix x = make(act, s.rows, s.in, "x", pad), dy = make(act, s.rows, s.out, "dy", pad);
+  Matrix dw = make(DType::f32, s.out, s.in, "dw", pad);
+  OnDevice on(device);
+  linear_backward_weight(on.exec(), on(dy), on(x), on(dw));
   return dw;
 }
 
 TEST(Linear, WeightGradientsOfManyPieces) {
   for (const Case& s : kWeightCases) {
     SCOPED_TRACE(fmt::format("rows {} in {} out {}", s.rows, s.in, s.out));
-    const Matrix x = make(DType::bf16, s.rows, s.in, "x", false).to(DType::f64);
-    const Matrix dy = make(DType::bf16, s.rows, s.out, "dy", false).to(DType::f64);
-    const Matrix want = make(DType::f32, s.out, s.in, "dw", false).to(DType::f64);
+    const Matrix x = make(DType::bf16, s.rows, s.in, "x", 0).to(DType::f64);
+    const Matrix dy = make(DType::bf16, s.rows, s.out, "dy", 0).to(DType::f64);
+    const Matrix want = make(DType::f32, s.out, s.in, "dw", 0).to(DType::f64);
     linear_backward_weight({}, dy, x, want);
-    SPS_EXPECT_CLOSE(weight_gradient(s, DType::bf16, false), want, tolerance(DType::f32));
-    SPS_EXPECT_CLOSE(weight_gradient(s, DType::bf16, true), want, tolerance(DType::f32));
-    expect_same_bits_for_any_threads([&] { return bits(weight_gradient(s, DType::bf16, true)); });
+    for (const Device device : test_devices())
+      for (const int64_t pad : kPads)
+        SPS_EXPECT_CLOSE(weight_gradient(s, DType::bf16, pad, device), want, tolerance(DType::f32));
+    expect_same_bits_for_any_threads([&] { return bits(weight_gradient(s, DType::bf16, 7)); });
   }
 }
 
 TEST(Linear, WeightGradientWritesItsViewOnly) {
-  const Matrix x = make(DType::bf16, 300, 40, "x", false), dy = make(DType::bf16, 300, 70, "dy", false);
-  Matrix wide(DType::f32, 72, 50);
-  wide.fill(7);
-  linear_backward_weight({}, dy, x, wide->rows_from(1, 70).cols_from(3, 40));
-  for (int64_t r = 0; r < 72; ++r)
-    for (int64_t c = 0; c < 50; ++c)
-      if (r == 0 || r == 71 || c < 3 || c >= 43) {
-        ASSERT_EQ(wide.get(r, c), 7) << r << ", " << c;
-      }
+  const Matrix x = make(DType::bf16, 300, 40, "x", 0), dy = make(DType::bf16, 300, 70, "dy", 0);
+  for (const Device device : test_devices()) {
+    Matrix wide(DType::f32, 72, 50);
+    wide.fill(7);
+    {
+      OnDevice on(device);
+      linear_backward_weight(on.exec(), on(dy), on(x),
+                             on(wide->rows_from(1, 70).cols_from(3, 40), wide.whole()));
+    }
+    for (int64_t r = 0; r < 72; ++r)
+      for (int64_t c = 0; c < 50; ++c)
+        if (r == 0 || r == 71 || c < 3 || c >= 43) {
+          ASSERT_EQ(wide.get(r, c), 7) << r << ", " << c;
+        }
+  }
 }
 
 TEST(Linear, NanReachesTheWeightsOfItsColumnOnly) {
   for (const DType act : {DType::f32, DType::bf16})
     for (const auto& [in, out] : {std::pair<int64_t, int64_t>{40, 50}, {50, 40}}) {
-      const Matrix x = make(act, 70, in, "x", false), dy = make(act, 70, out, "dy", false);
+      const Matrix x = make(act, 70, in, "x", 0), dy = make(act, 70, out, "dy", 0);
       dy.set(69, 33, NAN);
-      Matrix dw(DType::f32, out, in);
-      linear_backward_weight({}, dy, x, dw);
-      for (int64_t r = 0; r < out; ++r)
-        for (int64_t c = 0; c < in; ++c) ASSERT_EQ(std::isnan(dw.get(r, c)), r == 33) << r << ", " << c;
+      for (const Device device : test_devices()) {
+        Matrix dw(DType::f32, out, in);
+        {
+          OnDevice on(device);
+          linear_backward_weight(on.exec(), on(dy), on(x), on(dw));
+        }
+        for (int64_t r = 0; r < out; ++r)
+          for (int64_t c = 0; c < in; ++c) ASSERT_EQ(std::isnan(dw.get(r, c)), r == 33) << r << ", " << c;
+      }
     }
 }
 
 TEST(Linear, WorksInsideAParallelRegion) {
   const Exec ex;
-  const Matrix x = make(DType::f32, 70, 40, "x", false), w = make(DType::f32, 30, 40, "w", false);
+  const Matrix x = make(DType::f32, 70, 40, "x", 0), w = make(DType::f32, 30, 40, "w", 0);
   Matrix want(DType::f32, 70, 30);
   linear_forward(ex, x, w, want);
   std::vector<Matrix> got;
@@ -195,48 +233,59 @@ TEST(Linear, WorksInsideAParallelRegion) {
 }
 
 TEST(Linear, NothingOutsideTheViewIsWritten) {
-  const Exec ex;
-  for (const DType act : {DType::f32, DType::bf16}) {
-    const Matrix x = make(act, 300, 40, "x", false), w = make(act, 50, 40, "w", false);
-    Matrix wide(act, 302, 60);
-    wide.fill(7);
-    const Tensor y = wide->rows_from(1, 300).cols_from(5, 50);
-    linear_forward(ex, x, w, y);
-    for (int64_t r = 0; r < 302; ++r)
-      for (int64_t c = 0; c < 60; ++c)
-        if (r == 0 || r == 301 || c < 5 || c >= 55) {
-          ASSERT_EQ(wide.get(r, c), 7) << r << ", " << c;
-        }
-  }
+  for (const Device device : test_devices())
+    for (const DType act : {DType::f32, DType::bf16}) {
+      const Matrix x = make(act, 300, 40, "x", 0), w = make(act, 50, 40, "w", 0);
+      Matrix wide(act, 302, 60);
+      wide.fill(7);
+      {
+        OnDevice on(device);
+        linear_forward(on.exec(), on(x), on(w), on(wide->rows_from(1, 300).cols_from(5, 50), wide.whole()));
+      }
+      for (int64_t r = 0; r < 302; ++r)
+        for (int64_t c = 0; c < 60; ++c)
+          if (r == 0 || r == 301 || c < 5 || c >= 55) {
+            ASSERT_EQ(wide.get(r, c), 7) << r << ", " << c;
+          }
+    }
 }
 
 TEST(Linear, EmptySums) {
-  const Exec ex;
-  const Matrix x(DType::f32, 0, 8), dy(DType::f32, 0, 4), w = make(DType::f32, 4, 8, "w", false);
-  Matrix y(DType::f32, 0, 4), dw(DType::f32, 4, 8);
-  dw.fill(3);
-  linear_forward(ex, x, w, y);
-  linear_backward_weight(ex, dy, x, dw);
-  EXPECT_EQ(dw.get(3, 7), 3);
-  const Matrix narrow(DType::f32, 2, 0), no_weights(DType::f32, 4, 0);
-  Matrix zero(DType::f32, 2, 4);
-  zero.fill(5);
-  linear_forward(ex, narrow, no_weights, zero, Accumulate::yes);
-  EXPECT_EQ(zero.get(1, 3), 5);
-  linear_forward(ex, narrow, no_weights, zero);
-  EXPECT_EQ(zero.get(1, 3), 0);
+  for (const Device device : test_devices()) {
+    const Matrix x(DType::f32, 0, 8), dy(DType::f32, 0, 4), w = make(DType::f32, 4, 8, "w", 0);
+    Matrix y(DType::f32, 0, 4), dw(DType::f32, 4, 8);
+    dw.fill(3);
+    const Matrix narrow(DType::f32, 2, 0), no_weights(DType::f32, 4, 0);
+    Matrix zero(DType::f32, 2, 4), kept(DType::f32, 2, 4);
+    zero.fill(5), kept.fill(5);
+    {
+      OnDevice on(device);
+      linear_forward(on.exec(), on(x), on(w), on(y));
+      linear_backward_weight(on.exec(), on(dy), on(x), on(dw));
+      linear_forward(on.exec(), on(narrow), on(no_weights), on(kept), Accumulate::yes);
+      linear_forward(on.exec(), on(narrow), on(no_weights), on(zero));
+    }
+    EXPECT_EQ(dw.get(3, 7), 3);
+    EXPECT_EQ(kept.get(1, 3), 5);
+    EXPECT_EQ(zero.get(1, 3), 0);
+  }
 }
 
 TEST(Linear, NanReachesItsRowOnly) {
-  const Exec ex;
-  for (const DType act : {DType::f32, DType::bf16}) {
-    const Matrix x = make(act, 70, 40, "x", false), w = make(act, 50, 40, "w", false);
-    x.set(33, 7, NAN);
-    Matrix y(act, 70, 50);
-    linear_forward(ex, x, w, y);
-    for (int64_t r = 0; r < 70; ++r)
-      for (int64_t c = 0; c < 50; ++c) ASSERT_EQ(std::isnan(y.get(r, c)), r == 33) << r << ", " << c;
-  }
+  for (const Device device : test_devices())
+    for (const DType act : {DType::f32, DType::bf16})
+      for (const int64_t rows : {2, 70}) {
+        const Matrix x = make(act, rows, 40, "x", 0), w = make(act, 50, 40, "w", 0);
+        x.set(rows / 2, 7, NAN);
+        Matrix y(act, rows, 50);
+        {
+          OnDevice on(device);
+          linear_forward(on.exec(), on(x), on(w), on(y));
+        }
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t c = 0; c < 50; ++c)
+            ASSERT_EQ(std::isnan(y.get(r, c)), r == rows / 2) << r << ", " << c;
+      }
 }
 
 TEST(Linear, SecondCallAllocatesNoScratch) {

@@ -109,8 +109,7 @@ void linear_rmsnorm_forward(const Exec& ex, Tensor x, Tensor w, Tensor residual,
                             Tensor delta, Tensor s, Tensor y, Tensor rstd) {
 #ifdef SPS_AMX
   const int64_t rows = x.rows, d = s.cols;
-  if (is_fast(x, y) && residual.rows == rows) {
-    SPS_CHECK(ex.device == Device::cpu);
+  if (ex.device == Device::cpu && is_fast(x, y) && residual.rows == rows) {
     SPS_CHECK(w.dtype == DType::bf16 && is_shape(w, d, x.cols) && is_f32(gain, 1, d));
     SPS_CHECK(is_f32(residual, rows, d) && is_f32(s, rows, d) && is_f32(rstd, rows, 1) &&
               is_shape(y, rows, d));
@@ -126,8 +125,7 @@ void linear_rmsnorm_backward(const Exec& ex, Tensor dy, Tensor w, Tensor dn, Ten
                              Tensor rstd, Tensor dres, Tensor ds, Tensor ds_act, Tensor dgain) {
 #ifdef SPS_AMX
   const int64_t rows = dy.rows, d = s.cols;
-  if (is_fast(dy, dn)) {
-    SPS_CHECK(ex.device == Device::cpu);
+  if (ex.device == Device::cpu && is_fast(dy, dn)) {
     SPS_CHECK(w.dtype == DType::bf16 && is_shape(w, dy.cols, d) && is_shape(dn, rows, d));
     SPS_CHECK(is_f32(s, rows, d) && is_f32(gain, 1, d) && is_f32(rstd, rows, 1) && is_f32(ds, rows, d) &&
               is_f32(dgain, 1, d));

@@ -1,5 +1,5 @@
-// RMSNorm together with the matrix product before it: the norm reads rows that are still in cache, and the
-// product's result never goes to memory.
+// RMSNorm together with the matrix product before it: on a CPU with tiles the norm reads rows that are still
+// in cache, and the product's result never goes to memory.
 //
 //   forward    delta = x w^T        s, y, rstd = norm of residual + delta      x [rows, in]; w [d, in]
 //   backward   dn = dy w            ds, ds_act, dgain = the norm's gradient    dy [rows, out]; w [out, d]

@@ -9,7 +9,6 @@
 namespace sps::ops {
 namespace {
 
-const Exec ex;
 constexpr float kEps = 1e-5F;
 
 // What aliases, and which optional tensors are there.
@@ -45,19 +44,25 @@ struct Case {
   static DType wide(DType act) { return act == DType::f64 ? act : DType::f32; }
   const Matrix& sum() const { return form.in_place ? residual : s; }
   const Matrix& gradient() const { return form.in_place && form.dres ? dres : ds; }
-  Tensor past() const { return form.dres ? Tensor(dres) : Tensor{}; }
-  Tensor copy() const { return form.copy ? Tensor(ds_act) : Tensor{}; }
+  void one_after_the_other(Device device = Device::cpu) {
+    OnDevice on(device);
+    linear_forward(on.exec(), on(x), on(w_in), on(delta));
+    rmsnorm_forward(on.exec(), on(residual), on(delta), on(gain), kEps, on(sum()), on(y), on(rstd));
+    linear_backward_input(on.exec(), on(dy), on(w_out), on(dn));
+    rmsnorm_backward(on.exec(), on(dn), on(sum()), on(gain), on(rstd), past(on), on(gradient()), copy(on),
+                     on(dgain));
+  }
+  void together(Device device = Device::cpu) {
+    OnDevice on(device);
+    linear_rmsnorm_forward(on.exec(), on(x), on(w_in), on(residual), on(gain), kEps, on(delta), on(sum()),
+                           on(y), on(rstd));
+    linear_rmsnorm_backward(on.exec(), on(dy), on(w_out), on(dn), on(sum()), on(gain), on(rstd), past(on),
+                            on(gradient()), copy(on), on(dgain));
+  }
 
-  void one_after_the_other() {
-    linear_forward(ex, x, w_in, delta);
-    rmsnorm_forward(ex, residual, delta, gain, kEps, sum(), y, rstd);
-    linear_backward_input(ex, dy, w_out, dn);
-    rmsnorm_backward(ex, dn, sum(), gain, rstd, past(), gradient(), copy(), dgain);
-  }
-  void together() {
-    linear_rmsnorm_forward(ex, x, w_in, residual, gain, kEps, delta, sum(), y, rstd);
-    linear_rmsnorm_backward(ex, dy, w_out, dn, sum(), gain, rstd, past(), gradient(), copy(), dgain);
-  }
+ private:
+  Tensor past(OnDevice& on) const { return form.dres ? on(dres) : Tensor{}; }
+  Tensor copy(OnDevice& on) const { return form.copy ? on(ds_act) : Tensor{}; }
 };
 
 void expect_same(const Case& a, const Case& b) {
@@ -78,10 +83,12 @@ constexpr Form kForms[] = {{false, true, true},
 void expect_same_as_two(DType act, int64_t rows, int64_t d, int64_t in, int64_t out, int64_t pad, Form f) {
   SCOPED_TRACE(fmt::format("{} rows {} d {} in {} out {} pad {} form {}{}{}", dtype_name(act), rows, d, in,
                            out, pad, f.in_place, f.dres, f.copy));
-  Case a(act, rows, d, in, out, pad, f), b(act, rows, d, in, out, pad, f);
-  a.one_after_the_other();
-  b.together();
-  expect_same(a, b);
+  for (const Device device : act == DType::f64 ? std::vector{Device::cpu} : test_devices()) {
+    Case a(act, rows, d, in, out, pad, f), b(act, rows, d, in, out, pad, f);
+    a.one_after_the_other(device);
+    b.together(device);
+    expect_same(a, b);
+  }
 }
 
 TEST(LinearRmsnorm, SameBitsAsTheTwoOperations) {

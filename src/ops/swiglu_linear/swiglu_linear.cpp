@@ -67,7 +67,8 @@ struct Backward {
 
 void swiglu_linear_forward(const Exec& ex, Tensor x, Tensor w, Tensor gate_up, Tensor h) {
 #ifdef SPS_AMX
-  if (row_product_is_fast(x) && gate_up.dtype == DType::bf16 && h.cols % tiles::kSide == 0 && !h.empty()) {
+  if (ex.device == Device::cpu && row_product_is_fast(x) && gate_up.dtype == DType::bf16 &&
+      h.cols % tiles::kSide == 0 && !h.empty()) {
     SPS_CHECK(w.dtype == x.dtype && h.dtype == gate_up.dtype && is_shape(w, gate_up.cols, x.cols));
     SPS_CHECK(is_shape(gate_up, x.rows, 2 * h.cols) && h.rows == x.rows);
     return tiles::row_product(x, w, true, w.rows, h.cols / tiles::kSide, Forward{gate_up, h});
@@ -80,7 +81,8 @@ void swiglu_linear_forward(const Exec& ex, Tensor x, Tensor w, Tensor gate_up, T
 void swiglu_linear_backward(const Exec& ex, Tensor dy, Tensor w, Tensor gate_up, Tensor dh,
                             Tensor d_gate_up) {
 #ifdef SPS_AMX
-  if (row_product_is_fast(dy) && dh.dtype == DType::bf16 && dh.cols % tiles::kSide == 0 && !dh.empty()) {
+  if (ex.device == Device::cpu && row_product_is_fast(dy) && dh.dtype == DType::bf16 &&
+      dh.cols % tiles::kSide == 0 && !dh.empty()) {
     SPS_CHECK(w.dtype == dy.dtype && gate_up.dtype == dh.dtype && d_gate_up.dtype == dh.dtype);
     SPS_CHECK(is_shape(w, dy.cols, dh.cols) && is_shape(gate_up, dy.rows, 2 * dh.cols));
     SPS_CHECK(is_shape(d_gate_up, dy.rows, 2 * dh.cols) && dh.rows == dy.rows);

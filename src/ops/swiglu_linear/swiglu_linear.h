@@ -1,5 +1,6 @@
-// SwiGLU together with the matrix product before it: the gate's values are computed from sums that are still
-// in cache, and the widest tensors of a layer are passed over once less in each direction.
+// SwiGLU together with the matrix product before it: on a CPU with tiles the gate's values are computed from
+// sums that are still in cache, and the widest tensors of a layer are passed over once less in each
+// direction.
 //
 //   forward    gate_up = x w^T            h = silu(gate) * up              x [rows, in]; w [2*width, in];
 //                                                                          gate_up [rows, 2*width]; h [rows,

@@ -11,8 +11,6 @@
 namespace sps::ops {
 namespace {
 
-const Exec ex;
-
 struct Case {
   Matrix x, w_in, gate_up, h, dy, w_out, dh, d_gate_up;
   Case(DType dtype, int64_t rows, int64_t width, int64_t in, int64_t out, int64_t pad = 0)
@@ -29,15 +27,21 @@ struct Case {
     dy.randomise(3, "dy");
     w_out.randomise(4, "w_out");
   }
-  void one_after_the_other() {
-    linear_forward(ex, x, w_in, gate_up);
-    swiglu_forward(ex, gate_up, h);
-    linear_backward_input(ex, dy, w_out, dh);
-    swiglu_backward(ex, gate_up, dh, d_gate_up);
+  void one_after_the_other(Device device = Device::cpu) {
+    OnDevice on(device);
+    linear_forward(on.exec(), on(x), on(w_in), on(gate_up));
+    swiglu_forward(on.exec(), on(gate_up), on(h));
+    linear_backward_input(on.exec(), on(dy), on(w_out), on(dh));
+    swiglu_backward(on.exec(), on(gate_up), on(dh), on(d_gate_up));
   }
-  void together() {
-    swiglu_linear_forward(ex, x, w_in, gate_up, h);
-    swiglu_linear_backward(ex, dy, w_out, gate_up, dh, d_gate_up);
+  void together(Device device = Device::cpu) { together(device, d_gate_up); }
+  void together_in_place(Device device) { together(device, gate_up); }
+
+ private:
+  void together(Device device, const Matrix& gradient) {
+    OnDevice on(device);
+    swiglu_linear_forward(on.exec(), on(x), on(w_in), on(gate_up), on(h));
+    swiglu_linear_backward(on.exec(), on(dy), on(w_out), on(gate_up), on(dh), on(gradient));
   }
 };
 
@@ -45,16 +49,23 @@ void expect_same(const Matrix& a, const Matrix& b, const char* what) {
   EXPECT_EQ(relative_error(a, b), 0) << what;
 }
 
+std::vector<std::pair<Device, DType>> devices_and_types() {
+  std::vector<std::pair<Device, DType>> all{{Device::cpu, DType::f64}};
+  for (const Device device : test_devices())
+    for (const DType dtype : {DType::f32, DType::bf16}) all.emplace_back(device, dtype);
+  return all;
+}
+
 TEST(SwigluLinear, SameBitsAsTheTwoOperations) {
-  for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+  for (const auto& [device, dtype] : devices_and_types())
     for (const int64_t rows : {1, 31, 32, 33, 100, 300})
       for (const int64_t width : {1, 32, 48, 96, 160})
         for (const int64_t pad : {0, 7}) {
           SCOPED_TRACE(fmt::format("{} rows {} width {} pad {}", dtype_name(dtype), rows, width, pad));
           for (const auto& [in, out] : {std::pair<int64_t, int64_t>{64, 64}, {40, 24}, {1, 200}}) {
             Case a(dtype, rows, width, in, out, pad), b(dtype, rows, width, in, out, pad);
-            a.one_after_the_other();
-            b.together();
+            a.one_after_the_other(device);
+            b.together(device);
             expect_same(a.gate_up, b.gate_up, "gate_up");
             expect_same(a.h, b.h, "h");
             expect_same(a.d_gate_up, b.d_gate_up, "d_gate_up");
@@ -63,11 +74,10 @@ TEST(SwigluLinear, SameBitsAsTheTwoOperations) {
 }
 
 TEST(SwigluLinear, GradientMayOverwriteItsInput) {
-  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+  for (const auto& [device, dtype] : devices_and_types()) {
     Case a(dtype, 70, 64, 32, 64, 5), b(dtype, 70, 64, 32, 64, 5);
-    a.together();
-    swiglu_linear_forward(ex, b.x, b.w_in, b.gate_up, b.h);
-    swiglu_linear_backward(ex, b.dy, b.w_out, b.gate_up, b.dh, b.gate_up);
+    a.together(device);
+    b.together_in_place(device);
     expect_same(a.d_gate_up, b.gate_up, dtype_name(dtype).data());
   }
 }
