@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_kernels.h"
+#include "tensor/device.h"
 
 namespace sps::ops {
 
@@ -20,12 +22,11 @@ void check_gradient(const Tensor& t, int64_t rows, int64_t cols, DType act) {
 // Checks what forward and backward share; returns the act dtype.
 DType check_inputs(const Exec& ex, const AttentionShape& shape, const QueryStreams& queries,
                    const KeySets& keys) {
-  SPS_CHECK(ex.device == Device::cpu);
   SPS_CHECK(shape.batch >= 0 && shape.length >= 0 && shape.length < (int64_t{1} << 30));
   SPS_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0 && shape.head_dim > 0);
   const int64_t rows = shape.batch * shape.length;
   SPS_CHECK(int64_t(shape.document_start.size()) == rows);
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t r = 0; r < rows && ex.device == Device::cpu; ++r) {
     const int64_t i = r % shape.length, start = shape.document_start[size_t(r)];
     SPS_CHECK(start == i || (i > 0 && start == shape.document_start[size_t(r - 1)]));
   }
@@ -36,7 +37,7 @@ DType check_inputs(const Exec& ex, const AttentionShape& shape, const QueryStrea
     return DType::f32;
   }
   const DType act = present->q.dtype;
-  SPS_CHECK(act == DType::f32 || act == DType::bf16 || act == DType::f64);
+  SPS_CHECK(act == DType::f32 || act == DType::bf16 || (act == DType::f64 && ex.device == Device::cpu));
   for (const QueryStream& s : queries) {
     if (!s.q) continue;
     check_tensor(s.q, rows, shape.heads * shape.head_dim, act);
@@ -69,8 +70,10 @@ int64_t band_area(Band band, int64_t length) {
 void attention_forward(const Exec& ex, const AttentionShape& shape,
                        const std::array<QueryStream, kMaxQueryStreams>& queries,
                        const std::array<KeySet, kMaxKeySets>& keys) {
-  if (check_inputs(ex, shape, queries, keys) == DType::f64)
-    return attention_forward_ref(shape, queries, keys);
+  const DType act = check_inputs(ex, shape, queries, keys);
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda) return attention_forward_cuda(ex, shape, queries, keys);
+  if (act == DType::f64) return attention_forward_ref(shape, queries, keys);
   attention_forward_cpu(shape, queries, keys);
 }
 
@@ -93,6 +96,9 @@ void attention_backward(const Exec& ex, const AttentionShape& shape,
     SPS_CHECK(!key_grads[k].accumulate ||
               (key_grads[k].dk.dtype != DType::bf16 && key_grads[k].dv.dtype != DType::bf16));
   }
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda)
+      return attention_backward_cuda(ex, shape, queries, keys, query_grads, key_grads);
   if (act == DType::f64) return attention_backward_ref(shape, queries, keys, query_grads, key_grads);
   attention_backward_cpu(shape, queries, keys, query_grads, key_grads);
 }

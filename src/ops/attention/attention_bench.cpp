@@ -10,7 +10,7 @@ namespace {
 
 AttentionCase family(int64_t number, int64_t length) {
   AttentionCase c{.batch = 8192 / length, .length = length, .heads = 8, .kv_heads = 8, .head_dim = 64};
-  c.strided = false;
+  c.apart = 0;
   return number == 0 ? standard(c) : number == 1 ? sps(c, 64) : free_pause(c);
 }
 

@@ -30,10 +30,11 @@ struct AttentionCase {
   Bands bands{};  // empty bands by default
   std::array<bool, kMaxQueryStreams> streams{true, false};
   std::array<bool, kMaxKeySets> sets{true, false, false};
-  bool strided = true;  // rows of q, k, v, dk lie apart by odd strides
+  int64_t apart = 1;  // padding of the rows of q, k, v, dk: 0 none, 1 odd, 8 so that they stay aligned
   int64_t document =
       0;  // 0: one document; else lengths vary around this, and the second document has length 1
   std::string name = "";
+  Device device = Device::cpu;
 };
 
 // The two-stream bands of design section 1: streams x, p; sets x, p.
@@ -85,20 +86,27 @@ class AttentionCall {
   }
   // The same numbers in double, everything in f64.
   AttentionCall reference() const {
-    AttentionCall r(c_, DType::f64, DType::f64);
+    AttentionCase on_cpu = c_;
+    on_cpu.device = Device::cpu;
+    AttentionCall r(on_cpu, DType::f64, DType::f64);
     r.starts_ = starts_;
     for (size_t s = 0; s < q.size(); ++s) r.q[s] = q[s].to(DType::f64), r.d_o[s] = d_o[s].to(DType::f64);
     for (size_t s = 0; s < k.size(); ++s) r.k[s] = k[s].to(DType::f64), r.v[s] = v[s].to(DType::f64);
     return r;
   }
-  void forward() { attention_forward(Exec{}, shape(), queries(), keys()); }
+  void forward() {
+    OnDevice on(c_.device);
+    attention_forward(on.exec(), shape(on), queries(on), keys(on));
+  }
   void backward() {
+    OnDevice on(c_.device);
     std::array<QueryGrad, kMaxQueryStreams> qg;
     std::array<KeyGrad, kMaxKeySets> kg;
-    for (size_t s = 0; s < q.size(); ++s) qg[s] = {d_o[s], dq[s]};
+    for (size_t s = 0; s < q.size(); ++s)
+      if (c_.streams[s]) qg[s] = {on(d_o[s]), on(dq[s])};
     for (size_t s = 0; s < k.size(); ++s)
-      if (wanted[s]) kg[s] = {dk[s], dv[s], accumulate};
-    attention_backward(Exec{}, shape(), queries(), keys(), qg, kg);
+      if (c_.sets[s] && wanted[s]) kg[s] = {on(dk[s]), on(dv[s]), accumulate};
+    attention_backward(on.exec(), shape(on), queries(on), keys(on), qg, kg);
   }
   int64_t visible_pairs() const {  // of one head, all streams, sequences and documents
     int64_t pairs = 0;
@@ -112,9 +120,6 @@ class AttentionCall {
     }
     return pairs;
   }
-  AttentionShape shape() const {
-    return {c_.batch, c_.length, c_.heads, c_.kv_heads, c_.head_dim, scale, starts_, skip_tiles};
-  }
   const AttentionCase& config() const { return c_; }
 
   std::array<Matrix, kMaxQueryStreams> q, o, lse, d_o, dq;
@@ -127,7 +132,7 @@ class AttentionCall {
  private:
   AttentionCall(const AttentionCase& c, DType dtype, DType grads)
       : scale(1 / std::sqrt(float(c.head_dim))), starts_(size_t(c.batch * c.length), 0), c_(c) {
-    const int64_t apart = c.strided ? 1 : 0, rows = c.batch * c.length, wide = c.heads * c.head_dim,
+    const int64_t apart = c.apart, rows = c.batch * c.length, wide = c.heads * c.head_dim,
                   narrow = c.kv_heads * c.head_dim;
     for (size_t s = 0; s < q.size(); ++s) {
       if (!c.streams[s]) continue;
@@ -143,14 +148,19 @@ class AttentionCall {
       dk[s] = Matrix(grads, rows, narrow, narrow + apart), dv[s] = Matrix(grads, rows, narrow);
     }
   }
-  std::array<QueryStream, kMaxQueryStreams> queries() const {
+  AttentionShape shape(OnDevice& on) const {
+    return {c_.batch, c_.length, c_.heads, c_.kv_heads, c_.head_dim, scale, on.ids(starts_), skip_tiles};
+  }
+  std::array<QueryStream, kMaxQueryStreams> queries(OnDevice& on) const {
     std::array<QueryStream, kMaxQueryStreams> streams;
-    for (size_t s = 0; s < q.size(); ++s) streams[s] = {q[s], o[s], lse[s], c_.bands[s]};
+    for (size_t s = 0; s < q.size(); ++s)
+      if (c_.streams[s]) streams[s] = {on(q[s]), on(o[s]), on(lse[s]), c_.bands[s]};
     return streams;
   }
-  std::array<KeySet, kMaxKeySets> keys() const {
+  std::array<KeySet, kMaxKeySets> keys(OnDevice& on) const {
     std::array<KeySet, kMaxKeySets> sets;
-    for (size_t s = 0; s < k.size(); ++s) sets[s] = {k[s], v[s]};
+    for (size_t s = 0; s < k.size(); ++s)
+      if (c_.sets[s]) sets[s] = {on(k[s]), on(v[s])};
     return sets;
   }
   AttentionCase c_;
@@ -176,5 +186,34 @@ inline std::vector<Result> results(const AttentionCall& call, bool backward) {
   }
   return all;
 }
+
+// Tests of the fast code. On a GPU bf16 takes one way if rows are aligned and another if not.
+struct Kind {
+  Device device = Device::cpu;
+  DType dtype = DType::f32;
+  int64_t apart = 1;
+};
+class AttentionOn : public testing::TestWithParam<Kind> {
+ public:
+  static auto kinds() {
+    std::vector<Kind> all;
+    for (const Device device : test_devices())
+      for (const DType dtype : {DType::f32, DType::bf16}) all.push_back({device, dtype, 1});
+    if (all.back().device == Device::cuda) all.push_back({Device::cuda, DType::bf16, 8});
+    return testing::ValuesIn(all);
+  }
+  static std::string name(const testing::TestParamInfo<Kind>& info) {
+    return fmt::format("{}_{}{}", info.param.device == Device::cuda ? "cuda" : "cpu",
+                       dtype_name(info.param.dtype), info.param.apart == 8 ? "_aligned" : "");
+  }
+
+ protected:
+  static DType dtype() { return GetParam().dtype; }
+  static AttentionCase here(AttentionCase c) {
+    c.device = GetParam().device;
+    c.apart = GetParam().apart;
+    return c;
+  }
+};
 
 }  // namespace sps::ops

@@ -37,8 +37,10 @@ struct DeviceQueries {
 };
 struct DeviceKeys {
   DeviceRows k, v;
-  DeviceRows dk, dv;  // backward; no data: not wanted
+  DeviceRows dk, dv;  // backward
   bool accumulate = false;
+
+  constexpr bool wanted() const { return dk.data != nullptr; }
 };
 
 // What the backward pass needs of every row, f32: lse in units of log 2 (+inf where a row sees nothing, so
@@ -62,7 +64,13 @@ struct Problem {
           head_dim = 0;             // group = heads / kv_heads
   float scale = 1, scale_log2 = 1;  // scale_log2 = scale * log2(e)
   DType dtype = DType::f32;
+  bool aligned = false;  // every head of every row of q, k, v, o, d_o begins at a multiple of 16 bytes
   bool skip_tiles = true;
+
+  // Where the statistics of a stream, sequence and head begin.
+  constexpr int64_t statistics_of(int stream, int sequence, int head) const {
+    return ((int64_t(stream) * batch + sequence) * heads + head) * statistics.padded;
+  }
 };
 
 Problem make_problem(const AttentionShape& shape, const QueryStreams& queries, const KeySets& keys);

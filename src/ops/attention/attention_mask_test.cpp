@@ -116,31 +116,41 @@ void expect_visible_pairs(const AttentionCase& c, DType dtype) {
   EXPECT_NEAR(pairs, double(call.visible_pairs()), 1e-4 * pairs);
 }
 
-TEST(AttentionMask, ShowsExactlyTheBandsOfEveryFamily) {
+void expect_bands_of_every_family(const Kind& kind) {
   const Threads one(1);
-  for (int64_t length : {1, 3, 64, 65, 130})
-    for (int64_t document : {0, 9})
-      for (const AttentionCase& c :
-           families({.batch = 2, .length = length, .head_dim = 4, .document = document}))
-        for (DType dtype : {DType::f64, DType::f32, DType::bf16}) expect_visible_pairs(c, dtype);
+  for (int64_t head_dim : {4, 8})
+    for (int64_t length : {1, 3, 64, 65, 130})
+      for (int64_t document : {0, 9})
+        for (AttentionCase& c :
+             families({.batch = 2, .length = length, .head_dim = head_dim, .document = document})) {
+          c.device = kind.device, c.apart = kind.apart;
+          expect_visible_pairs(c, kind.dtype);
+        }
 }
 
-class AttentionBits : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(, AttentionBits, testing::Values(DType::f32, DType::bf16),
-                         [](const auto& info) { return std::string(dtype_name(info.param)); });
+TEST(AttentionMask, ReferenceShowsExactlyTheBandsOfEveryFamily) {
+  expect_bands_of_every_family({Device::cpu, DType::f64});
+}
+
+class AttentionBits : public AttentionOn {};
+INSTANTIATE_TEST_SUITE_P(, AttentionBits, AttentionOn::kinds(), AttentionOn::name);
+
+TEST_P(AttentionBits, ShowsExactlyTheBandsOfEveryFamily) {
+  expect_bands_of_every_family(GetParam());
+}
 
 TEST_P(AttentionBits, SkippingTilesChangesNothing) {
   const Threads one(1);
   for (int64_t length : {40, 200, 290})
     for (int64_t document : {0, 60})
-      for (const AttentionCase& c : families({.batch = 1,
+      for (const AttentionCase& c : families(here({.batch = 1,
                                     .length = length,
                                     .heads = 2,
                                     .kv_heads = 1,
                                     .head_dim = 32,
-                                    .document = document})) {
+                                    .document = document}))) {
         SCOPED_TRACE(fmt::format("{}, T {}", c.name, length));
-        AttentionCall skip(c, GetParam()), visit(c, GetParam());
+        AttentionCall skip(c, dtype()), visit(c, dtype());
         visit.skip_tiles = false;
         skip.forward(), skip.backward();
         visit.forward(), visit.backward();
@@ -152,8 +162,8 @@ TEST_P(AttentionBits, ThreadsChangeNothing) {
   for (int64_t batch : {1, 5})
     for (int64_t length : {90, 700}) {
       const AttentionCase c =
-          sps({.batch = batch, .length = length, .heads = 4, .kv_heads = 2, .head_dim = 32}, 64);
-      AttentionCall one(c, GetParam()), two(c, GetParam());
+          here(sps({.batch = batch, .length = length, .heads = 4, .kv_heads = 2, .head_dim = 32}, 64));
+      AttentionCall one(c, dtype()), two(c, dtype());
       {
         const Threads threads(1);
         one.forward(), one.backward();
@@ -167,33 +177,47 @@ TEST_P(AttentionBits, ThreadsChangeNothing) {
 }
 
 TEST_P(AttentionBits, WindowsAsLongAsTheSequenceAreNoWindows) {
-  const AttentionCase c{.batch = 1, .length = 140, .heads = 2, .kv_heads = 2, .head_dim = 32};
+  const AttentionCase c = here({.batch = 1, .length = 140, .heads = 2, .kv_heads = 2, .head_dim = 32});
   AttentionCase clipped = standard(c);
-  AttentionCall full(clipped, GetParam());
+  AttentionCall full(clipped, dtype());
   full.forward(), full.backward();
   for (int64_t hi : {c.length - 1, c.length, c.length + 1, Band::kInf - 1}) {
     clipped.bands[0][0] = {0, hi};
-    AttentionCall window(clipped, GetParam());
+    AttentionCall window(clipped, dtype());
     window.forward(), window.backward();
     expect_same_bits(full, window);
   }
-  AttentionCall twice(sps(c, Band::kInf), GetParam());
+  AttentionCall twice(sps(c, Band::kInf), dtype());
   twice.forward(), twice.backward();
   for (int64_t w : {c.length - 1, c.length, c.length + 1}) {
-    AttentionCall window(sps(c, w), GetParam());
+    AttentionCall window(sps(c, w), dtype());
     window.forward(), window.backward();
     expect_same_bits(twice, window);
   }
 }
 
+TEST_P(AttentionBits, TheSameEveryTime) {
+  for (int64_t head_dim : {40, 128}) {
+    AttentionCase c =
+        here(sps({.batch = 2, .length = 300, .heads = 4, .kv_heads = 2, .head_dim = head_dim}, 64));
+    AttentionCall once(c, dtype());
+    once.forward(), once.backward();
+    for (int i = 0; i < 2; ++i) {
+      AttentionCall again(c, dtype());
+      again.forward(), again.backward();
+      expect_same_bits(once, again);
+    }
+  }
+}
+
 // Nothing after position i, and nothing in another document, reaches row i: not one bit.
 TEST_P(AttentionBits, RowsDependOnTheirPastOfTheirDocumentOnly) {
-  AttentionCase c =
-      sps({.batch = 1, .length = 150, .heads = 2, .kv_heads = 1, .head_dim = 32, .document = 40}, 16);
-  AttentionCall before(c, GetParam());
+  const AttentionCase c =
+      here(sps({.batch = 1, .length = 150, .heads = 2, .kv_heads = 1, .head_dim = 32, .document = 40}, 16));
+  AttentionCall before(c, dtype());
   before.forward();
   for (int64_t changed : {0, 39, 40, 41, 77, 149}) {
-    AttentionCall after(c, GetParam());
+    AttentionCall after(c, dtype());
     for (size_t s = 0; s < 2; ++s)
       for (int64_t d = 0; d < c.head_dim; ++d) {
         after.k[s].set(changed, d, 1 + double(d));
@@ -214,67 +238,95 @@ TEST_P(AttentionBits, RowsDependOnTheirPastOfTheirDocumentOnly) {
 
 // NaN and infinity in one document, in every tensor, with borders inside tiles: the others' results keep
 // their values (within rounding: tiles with NaN take a path that sums in another order).
+void expect_poison_to_stay(AttentionCase c, DType dtype, double poison) {
+  AttentionCall clean(c, dtype), dirty(c, dtype);
+  const int32_t target = clean.starts_[70];
+  ASSERT_GT(target, 0);
+  ASSERT_NE(target % 64, 0);
+  const auto poisoned = [&](int64_t r) { return r < c.length && clean.starts_[size_t(r)] == target; };
+  for (int64_t r = 0; r < c.batch * c.length; ++r) {
+    if (!poisoned(r)) continue;
+    for (size_t s = 0; s < 2; ++s) {
+      for (int64_t d = 0; d < dirty.q[s]->cols; ++d)
+        dirty.q[s].set(r, d, poison), dirty.d_o[s].set(r, d, poison);
+      for (int64_t d = 0; d < dirty.k[s]->cols; ++d)
+        dirty.k[s].set(r, d, poison), dirty.v[s].set(r, d, poison);
+    }
+  }
+  clean.forward(), clean.backward();
+  dirty.forward(), dirty.backward();
+  const std::vector<Result> want = results(clean, true), got = results(dirty, true);
+  for (size_t i = 0; i < want.size(); ++i) {
+    int64_t nan = 0;
+    for (int64_t r = 0; r < c.batch * c.length; ++r)
+      for (int64_t d = 0; d < (*want[i].matrix)->cols; ++d) {
+        const double x = got[i].matrix->get(r, d), y = want[i].matrix->get(r, d);
+        if (poisoned(r))
+          nan += std::isnan(x);
+        else
+          ASSERT_NEAR(x, y, tolerance(dtype) * (1 + std::abs(y))) << want[i].name << " row " << r;
+      }
+    EXPECT_GT(nan, 0) << want[i].name << ": the poison was not read at all";
+  }
+}
 TEST_P(AttentionBits, PoisonStaysInItsDocument) {
   for (const double poison : {double(NAN), double(INFINITY)})
-    for (const int64_t w : {0, 5, 64}) {
-      AttentionCase c =
-          sps({.batch = 2, .length = 150, .heads = 4, .kv_heads = 2, .head_dim = 32, .document = 23}, w);
-      AttentionCall clean(c, GetParam()), dirty(c, GetParam());
-      const int32_t target = clean.starts_[70];
-      ASSERT_GT(target, 0);
-      ASSERT_NE(target % 64, 0);
-      const auto poisoned = [&](int64_t r) { return r < c.length && clean.starts_[size_t(r)] == target; };
-      for (int64_t r = 0; r < c.batch * c.length; ++r) {
-        if (!poisoned(r)) continue;
-        for (size_t s = 0; s < 2; ++s) {
-          for (int64_t d = 0; d < dirty.q[s]->cols; ++d)
-            dirty.q[s].set(r, d, poison), dirty.d_o[s].set(r, d, poison);
-          for (int64_t d = 0; d < dirty.k[s]->cols; ++d)
-            dirty.k[s].set(r, d, poison), dirty.v[s].set(r, d, poison);
-        }
+    for (const int64_t w : {0, 5, 64})
+      for (const int64_t head_dim : {32, 128}) {
+        AttentionCase c = here(sps(
+            {.batch = 2, .length = 150, .heads = 4, .kv_heads = 2, .head_dim = head_dim, .document = 23}, w));
+        expect_poison_to_stay(c, dtype(), poison);
       }
-      clean.forward(), clean.backward();
-      dirty.forward(), dirty.backward();
-      const std::vector<Result> want = results(clean, true), got = results(dirty, true);
-      for (size_t i = 0; i < want.size(); ++i) {
-        int64_t nan = 0;
-        for (int64_t r = 0; r < c.batch * c.length; ++r)
-          for (int64_t d = 0; d < (*want[i].matrix)->cols; ++d) {
-            const double x = got[i].matrix->get(r, d), y = want[i].matrix->get(r, d);
-            if (poisoned(r))
-              nan += std::isnan(x);
-            else
-              ASSERT_NEAR(x, y, tolerance(GetParam()) * (1 + std::abs(y))) << want[i].name << " row " << r;
-          }
-        EXPECT_GT(nan, 0) << want[i].name << ": the poison was not read at all";
-      }
-    }
 }
 
 // NaN in one key or value changes exactly the rows that see it, also where the window leaves it.
 TEST_P(AttentionBits, PoisonedKeyReachesOnlyRowsThatSeeIt) {
-  AttentionCase c = standard({.batch = 1, .length = 200, .heads = 1, .kv_heads = 1, .head_dim = 16});
-  c.bands[0][0] = {2, 40};
-  for (const int64_t key : {0, 63, 64, 100})
-    for (const bool in_value : {false, true}) {
-      AttentionCall call(c, GetParam());
-      (in_value ? call.v[0] : call.k[0]).set(key, 3, NAN);
-      call.forward(), call.backward();
-      for (int64_t i = 0; i < c.length; ++i) {
-        const bool hit = sees(c.bands[0][0], i, key, call.starts_.data());
-        EXPECT_EQ(std::isnan(call.o[0].get(i, 3)), hit) << "key " << key << " row " << i;
-        EXPECT_EQ(std::isnan(call.dq[0].get(i, 3)), hit) << "key " << key << " row " << i;
+  for (const int64_t head_dim : {16, 96}) {
+    AttentionCase c =
+        here(standard({.batch = 1, .length = 200, .heads = 1, .kv_heads = 1, .head_dim = head_dim}));
+    c.bands[0][0] = {2, 40};
+    for (const int64_t key : {0, 63, 64, 100})
+      for (const bool in_value : {false, true}) {
+        AttentionCall call(c, dtype());
+        (in_value ? call.v[0] : call.k[0]).set(key, 3, NAN);
+        call.forward(), call.backward();
+        for (int64_t i = 0; i < c.length; ++i) {
+          const bool hit = sees(c.bands[0][0], i, key, call.starts_.data());
+          EXPECT_EQ(std::isnan(call.o[0].get(i, 3)), hit) << "key " << key << " row " << i;
+          EXPECT_EQ(std::isnan(call.dq[0].get(i, 3)), hit) << "key " << key << " row " << i;
+        }
       }
-    }
+  }
+}
+
+// NaN in one query or its gradient changes exactly the keys that it sees.
+TEST_P(AttentionBits, PoisonedQueryReachesOnlyKeysThatItSees) {
+  for (const int64_t head_dim : {16, 96}) {
+    AttentionCase c =
+        here(standard({.batch = 1, .length = 200, .heads = 1, .kv_heads = 1, .head_dim = head_dim}));
+    c.bands[0][0] = {2, 40};
+    for (const int64_t query : {2, 63, 64, 199})
+      for (const bool in_gradient : {false, true}) {
+        AttentionCall call(c, dtype());
+        (in_gradient ? call.d_o[0] : call.q[0]).set(query, 3, NAN);
+        call.forward(), call.backward();
+        for (int64_t j = 0; j < c.length; ++j) {
+          const bool hit = sees(c.bands[0][0], query, j, call.starts_.data());
+          EXPECT_EQ(std::isnan(call.dk[0].get(j, 3)), hit) << "query " << query << " key " << j;
+          EXPECT_EQ(std::isnan(call.dv[0].get(j, 3)), hit) << "query " << query << " key " << j;
+        }
+      }
+  }
 }
 
 TEST_P(AttentionBits, RowsThatSeeNothingAreZero) {
-  AttentionCase c{.batch = 1, .length = 100, .heads = 2, .kv_heads = 1, .head_dim = 16, .document = 30};
+  AttentionCase c =
+      here({.batch = 1, .length = 100, .heads = 2, .kv_heads = 1, .head_dim = 16, .document = 30});
   c.streams = {true, true};
   c.bands[0][0] = {
       5, Band::kInf};  // the first five rows of each document see nothing; stream 1 sees nothing at all
   for (bool skip : {true, false}) {
-    AttentionCall call(c, GetParam());
+    AttentionCall call(c, dtype());
     call.skip_tiles = skip;
     for (size_t s = 0; s < 2; ++s) call.o[s].fill(NAN), call.lse[s].fill(NAN), call.dq[s].fill(NAN);
     call.dk[0].fill(NAN), call.dv[0].fill(NAN);
@@ -298,9 +350,9 @@ TEST_P(AttentionBits, RowsThatSeeNothingAreZero) {
 
 // One softmax over a union: cutting the keys into disjoint bands of equal sets, one of them empty, changes
 // nothing, and the parts' own results merge by log-sum-exp.
-void expect_split_invariance(DType dtype, double tol) {
-  const AttentionCase whole =
-      standard({.batch = 2, .length = 130, .heads = 2, .kv_heads = 1, .head_dim = 16});
+void expect_split_invariance(Device device, DType dtype, double tol) {
+  AttentionCase whole = standard({.batch = 2, .length = 130, .heads = 2, .kv_heads = 1, .head_dim = 16});
+  whole.device = device;
   for (const int64_t at : {0, 1, 16, 64, 130}) {  // 130: the far part is empty
     AttentionCase cut = whole;
     cut.sets = {true, true, true};
@@ -343,8 +395,8 @@ void expect_split_invariance(DType dtype, double tol) {
 }
 
 TEST(AttentionMask, SplittingKeysChangesNothing) {
-  expect_split_invariance(DType::f64, 1e-12);
-  expect_split_invariance(DType::f32, 1e-6);
+  expect_split_invariance(Device::cpu, DType::f64, 1e-12);
+  for (const Device device : test_devices()) expect_split_invariance(device, DType::f32, 1e-6);
 }
 
 }  // namespace

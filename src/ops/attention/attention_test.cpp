@@ -115,108 +115,140 @@ void expect_close_to_reference(const AttentionCase& c, DType dtype, DType grads 
   }
 }
 
-class AttentionTypes : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(, AttentionTypes, testing::Values(DType::f32, DType::bf16),
-                         [](const auto& info) { return std::string(dtype_name(info.param)); });
+class AttentionTypes : public AttentionOn {};
+INSTANTIATE_TEST_SUITE_P(, AttentionTypes, AttentionOn::kinds(), AttentionOn::name);
 
 TEST_P(AttentionTypes, MatchesReferenceAtAwkwardLengths) {
-  for (int64_t length : {1, 5, 63, 64, 65, 129, 200}) {
-    const AttentionCase c{
-        .batch = 2, .length = length, .heads = 2, .kv_heads = 1, .head_dim = 48, .name = "lengths"};
-    expect_close_to_reference(standard(c), GetParam());
-    expect_close_to_reference(sps(c, 16), GetParam());
+  for (int64_t length : {1, 5, 63, 64, 65, 127, 128, 129, 200, 257}) {
+    const AttentionCase c =
+        here({.batch = 2, .length = length, .heads = 2, .kv_heads = 1, .head_dim = 48, .name = "lengths"});
+    expect_close_to_reference(standard(c), dtype());
+    expect_close_to_reference(sps(c, 16), dtype());
   }
 }
 
 TEST_P(AttentionTypes, MatchesReferenceAtEveryHeadSize) {
-  for (int64_t head_dim : {1, 8, 32, 48, 64, 80, 96, 128})
-    expect_close_to_reference(
-        sps({.batch = 1, .length = 100, .heads = 2, .kv_heads = 2, .head_dim = head_dim, .name = "heads"},
-            16),
-        GetParam());
+  for (int64_t head_dim : {1, 8, 16, 32, 48, 64, 72, 80, 96, 120, 128, 136, 264}) {
+    AttentionCase c =
+        here({.batch = 1, .length = 150, .heads = 2, .kv_heads = 2, .head_dim = head_dim, .name = "heads"});
+    expect_close_to_reference(sps(c, 16), dtype());
+    c.heads = 4, c.document = 40;
+    expect_close_to_reference(reverse_sps(c, 70), dtype(), dtype());
+  }
 }
 
 TEST_P(AttentionTypes, MatchesReferenceWithWindowsDocumentsAndGroups) {
   for (int64_t w : {0, 1, 16, 64, 150}) {
-    AttentionCase c{.batch = 2, .length = 150, .heads = 4, .kv_heads = 1, .head_dim = 32};
+    AttentionCase c = here({.batch = 2, .length = 150, .heads = 4, .kv_heads = 1, .head_dim = 32});
     c.name = fmt::format("w {}", w);
-    expect_close_to_reference(reverse_sps(c, w), GetParam());
+    expect_close_to_reference(reverse_sps(c, w), dtype());
     c.document = 30;
     c.name += " with documents";
-    expect_close_to_reference(sps(c, w), GetParam());
+    expect_close_to_reference(sps(c, w), dtype());
   }
   expect_close_to_reference(
-      free_pause({.batch = 1, .length = 130, .heads = 6, .kv_heads = 3, .head_dim = 64}), GetParam());
+      free_pause(here({.batch = 1, .length = 130, .heads = 6, .kv_heads = 3, .head_dim = 64})), dtype());
 }
 
 TEST_P(AttentionTypes, MatchesReferenceForRandomBandTables) {
   for (uint64_t seed = 10; seed < 30; ++seed)
-    expect_close_to_reference(random_case(seed, 40 + int64_t(seed) * 5), GetParam(), GetParam());
+    for (int64_t wide : {1, 8}) {
+      AttentionCase c = here(random_case(seed, 40 + int64_t(seed) * 5));
+      c.head_dim *= wide;
+      expect_close_to_reference(c, dtype(), dtype());
+    }
 }
 
 // The one long sequence: forward is cut along its queries, backward also along its keys.
 TEST_P(AttentionTypes, MatchesReferenceForOneLongSequence) {
-  AttentionCase c{.batch = 1, .length = 1100, .heads = 1, .kv_heads = 1, .head_dim = 16, .document = 400};
-  expect_close_to_reference(sps(c, 70), GetParam());
+  AttentionCase c =
+      here({.batch = 1, .length = 1100, .heads = 1, .kv_heads = 1, .head_dim = 16, .document = 400});
+  expect_close_to_reference(sps(c, 70), dtype());
 }
 
 TEST(Attention, SharpScoresStayExact) {  // probabilities near 0 and 1, scores of +-100s, a growing maximum
-  AttentionCase c = standard({.batch = 1, .length = 130, .heads = 1, .kv_heads = 1, .head_dim = 16});
-  AttentionCall call(c, DType::f32);
-  call.scale = 20;
-  AttentionCall want = call.reference();
-  want.scale = 20;
-  call.forward(), want.forward();
-  // A score of size s carries a rounding of s * 2^-24 from f32 products, which the exponential passes on.
-  SPS_EXPECT_CLOSE(call.lse[0], want.lse[0], 1e-6);
-  SPS_EXPECT_CLOSE(call.o[0], want.o[0], 400 * 16 * 0x1p-24);
-}
-
-TEST(Attention, KeyGradientsAccumulateOrOverwrite) {
-  AttentionCase c = sps({.batch = 2, .length = 70, .heads = 2, .kv_heads = 1, .head_dim = 16}, 3);
-  for (DType dtype : {DType::f32, DType::bf16}) {
-    AttentionCall plain(c, dtype), added(c, dtype);
-    plain.forward(), added.forward();
-    for (size_t s = 0; s < 2; ++s)
-      plain.dk[s].fill(NAN), plain.dv[s].fill(NAN), added.dk[s].fill(2), added.dv[s].fill(-1);
-    added.accumulate = true;
-    plain.backward(), added.backward();
-    for (size_t s = 0; s < 2; ++s)
-      for (int64_t r = 0; r < plain.dk[s]->rows; ++r)
-        for (int64_t d = 0; d < plain.dk[s]->cols; ++d) {
-          ASSERT_EQ(float(added.dk[s].get(r, d)), float(plain.dk[s].get(r, d)) + 2.0F);
-          ASSERT_EQ(float(added.dv[s].get(r, d)), float(plain.dv[s].get(r, d)) - 1.0F);
-        }
+  for (const Device device : test_devices()) {
+    AttentionCase c = standard({.batch = 1, .length = 130, .heads = 1, .kv_heads = 1, .head_dim = 16});
+    c.device = device;
+    AttentionCall call(c, DType::f32);
+    call.scale = 20;
+    AttentionCall want = call.reference();
+    want.scale = 20;
+    call.forward(), want.forward();
+    // A score of size s carries a rounding of s * 2^-24 from f32 products, which the exponential passes on.
+    SPS_EXPECT_CLOSE(call.lse[0], want.lse[0], 1e-6);
+    SPS_EXPECT_CLOSE(call.o[0], want.o[0], 400 * 16 * 0x1p-24);
   }
 }
 
+// The largest score must be found for scales of either sign, and with none all keys weigh the same.
+TEST_P(AttentionTypes, MatchesReferenceForAnyScale) {
+  const AttentionCase c =
+      here(sps({.batch = 1, .length = 90, .heads = 2, .kv_heads = 1, .head_dim = 64, .document = 25}, 8));
+  for (const float scale : {-0.1F, 0.0F, 0.3F}) {
+    AttentionCall call(c, dtype());
+    call.scale = scale;
+    AttentionCall want = call.reference();
+    want.scale = scale;
+    call.forward(), want.forward();
+    for (size_t s = 0; s < 2; ++s) {
+      SPS_EXPECT_CLOSE(call.o[s], want.o[s], tolerance(dtype(), 2));
+      SPS_EXPECT_CLOSE(call.lse[s], want.lse[s], tolerance(dtype()));
+    }
+  }
+}
+
+TEST_P(AttentionTypes, KeyGradientsAccumulateOrOverwrite) {
+  const AttentionCase c = here(sps({.batch = 2, .length = 70, .heads = 2, .kv_heads = 1, .head_dim = 16}, 3));
+  AttentionCall plain(c, dtype()), added(c, dtype());
+  plain.forward(), added.forward();
+  for (size_t s = 0; s < 2; ++s)
+    plain.dk[s].fill(NAN), plain.dv[s].fill(NAN), added.dk[s].fill(2), added.dv[s].fill(-1);
+  added.accumulate = true;
+  plain.backward(), added.backward();
+  for (size_t s = 0; s < 2; ++s)
+    for (int64_t r = 0; r < plain.dk[s]->rows; ++r)
+      for (int64_t d = 0; d < plain.dk[s]->cols; ++d) {
+        ASSERT_EQ(float(added.dk[s].get(r, d)), float(plain.dk[s].get(r, d)) + 2.0F);
+        ASSERT_EQ(float(added.dv[s].get(r, d)), float(plain.dv[s].get(r, d)) - 1.0F);
+      }
+}
+
 // Sets whose owner takes no gradient: the others' gradients keep their bits, and nothing is written for them.
-TEST(Attention, KeyGradientsThatNobodyWantsAreLeftOut) {
-  const AttentionCase cases[] = {
+void expect_unwanted_gradients_left_out(const Kind& kind) {
+  const DType dtype = kind.dtype;
+  AttentionCase cases[] = {
       random_case(12, 90), sps({.batch = 2, .length = 150, .heads = 4, .kv_heads = 2, .head_dim = 16}, 9),
       sps({.batch = 1, .length = 600, .heads = 1, .kv_heads = 1, .head_dim = 16}, 70)};  // cut in parts
-  for (const AttentionCase& c : cases)
-    for (DType dtype : {DType::f64, DType::f32, DType::bf16})
-      for (size_t unwanted = 0; unwanted < (size_t(1) << kMaxKeySets); ++unwanted) {
-        AttentionCall all(c, dtype), some(c, dtype);
-        for (size_t s = 0; s < kMaxKeySets; ++s) {
-          some.wanted[s] = (unwanted >> s & 1) == 0;
-          if (c.sets[s]) some.dk[s].fill(7), some.dv[s].fill(7);
-        }
-        all.forward(), some.forward();
-        all.backward(), some.backward();
-        for (size_t t = 0; t < kMaxQueryStreams; ++t) {
-          if (!c.streams[t]) continue;
-          SPS_EXPECT_CLOSE(some.dq[t], all.dq[t], 0);
-        }
-        for (size_t s = 0; s < kMaxKeySets; ++s) {
-          if (!c.sets[s]) continue;
-          for (const auto& [got, want] : {std::pair{&some.dk[s], &all.dk[s]}, {&some.dv[s], &all.dv[s]}})
-            for (int64_t r = 0; r < (*got)->rows; ++r)
-              for (int64_t d = 0; d < (*got)->cols; ++d)
-                ASSERT_EQ(got->get(r, d), some.wanted[s] ? want->get(r, d) : 7) << c.name << " set " << s;
-        }
+  for (AttentionCase& c : cases) {
+    c.device = kind.device, c.apart = kind.apart;
+    for (size_t unwanted = 0; unwanted < (size_t(1) << kMaxKeySets); ++unwanted) {
+      AttentionCall all(c, dtype), some(c, dtype);
+      for (size_t s = 0; s < kMaxKeySets; ++s) {
+        some.wanted[s] = (unwanted >> s & 1) == 0;
+        if (c.sets[s]) some.dk[s].fill(7), some.dv[s].fill(7);
       }
+      all.forward(), some.forward();
+      all.backward(), some.backward();
+      for (size_t t = 0; t < kMaxQueryStreams; ++t) {
+        if (!c.streams[t]) continue;
+        SPS_EXPECT_CLOSE(some.dq[t], all.dq[t], 0);
+      }
+      for (size_t s = 0; s < kMaxKeySets; ++s) {
+        if (!c.sets[s]) continue;
+        for (const auto& [got, want] : {std::pair{&some.dk[s], &all.dk[s]}, {&some.dv[s], &all.dv[s]}})
+          for (int64_t r = 0; r < (*got)->rows; ++r)
+            for (int64_t d = 0; d < (*got)->cols; ++d)
+              ASSERT_EQ(got->get(r, d), some.wanted[s] ? want->get(r, d) : 7) << c.name << " set " << s;
+      }
+    }
+  }
+}
+TEST_P(AttentionTypes, KeyGradientsThatNobodyWantsAreLeftOut) {
+  expect_unwanted_gradients_left_out(GetParam());
+}
+TEST(AttentionReference, KeyGradientsThatNobodyWantsAreLeftOut) {
+  expect_unwanted_gradients_left_out({Device::cpu, DType::f64});
 }
 
 }  // namespace

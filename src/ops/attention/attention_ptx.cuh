@@ -1,0 +1,69 @@
+// The instructions (sm_80 and later) that CUDA C++ has no names for.
+#pragma once
+
+#include <cstdint>
+
+namespace sps::ops::attention {
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return uint32_t(__cvta_generic_to_shared(p));
+}
+
+// 16 or 4 bytes from global to shared memory, behind the thread's back; zeros, and nothing read, where not
+// valid.
+__device__ inline void copy_async_16(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ inline void copy_async_4(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
+// Until this thread's copies have landed. Others see them after a barrier.
+__device__ inline void copy_async_wait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Four 8x8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8 and gets of
+// matrix m, in x[m], columns 2 (l % 4) and the next of row l / 4.
+__device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address));
+}
+// The same of the transposed matrices.
+__device__ inline void load_matrices_transposed(uint32_t (&x)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address));
+}
+
+// c += a b, a [16, 16] and b [16, 8] bf16, c [16, 8] f32. With g = lane / 4, t = 2 (lane % 4), pairs are of
+// two neighbours along k for a and b, along the columns for c:
+//   a[0..3]  rows g, g + 8, g, g + 8 at k = t, t, t + 8, t + 8
+//   b0, b1   column g at k = t, t + 8
+//   c[0..3]  row g at columns t, t + 1, row g + 8 at t, t + 1
+__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// 2^x to 2^-22 of the value; 0 for -inf.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two floats as bf16, the first in the lower half.
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  uint32_t x;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+
+}  // namespace sps::ops::attention
