@@ -36,6 +36,9 @@ bool aligned(const DeviceRows& rows) {
 }  // namespace
 
 bool hopper_serves(const Problem& p) {
+#ifndef SPS_HAS_HOPPER
+  return false;
+#endif
   if (gpu_info().major != 9 || gpu_info().minor != 0 || p.dtype != DType::bf16) return false;
   if (p.head_dim != 64 && p.head_dim != 96 && p.head_dim != 128) return false;
   if (!(p.scale > 0)) return false;  // the largest product is then the largest score

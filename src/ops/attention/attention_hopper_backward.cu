@@ -43,7 +43,7 @@ struct BackwardWork {
 constexpr int32_t kNever = 1 << 30;
 
 // A key tile, and how many steps it takes: tiles of queries of one head. Negative: there are no more.
-struct KeyTile {
+struct OwnedKeys {
   int steps;
   int set, sequence, head, tile;
 };
@@ -83,7 +83,7 @@ struct BackwardShape {
   static constexpr int kDoFull = kQEmpty + 8 * kStages, kDoEmpty = kDoFull + 8 * kStages;
   static constexpr int kScoresFull = kDoEmpty + 8 * kStages, kScoresEmpty = kScoresFull + 16;
   static constexpr int kDqFull = kScoresEmpty + 16, kDqEmpty = kDqFull + 8 * kGroups;
-  static constexpr int kTiles = kDqEmpty + 8 * kGroups, kSteps = kTiles + 2 * int(sizeof(KeyTile));
+  static constexpr int kTiles = kDqEmpty + 8 * kGroups, kSteps = kTiles + 2 * int(sizeof(OwnedKeys));
   static constexpr int kDqSteps = kSteps + kStages * int(sizeof(Step));
   static constexpr int kEnd = kDqSteps + 2 * kGroups * int(sizeof(Step));
   static constexpr int kBytes = kEnd + 1024;  // the start is moved to a multiple of 1024
@@ -127,7 +127,7 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
   for (Ring<2> tiles;; ++tiles.steps) {
     const int ticket = atomicAdd(work.schedule.counter, 1);
     barrier_wait(base + Shape::kTileEmpty + 8 * tiles.stage(), tiles.parity() ^ 1);
-    KeyTile& keys = reinterpret_cast<KeyTile*>(smem + Shape::kTiles)[tiles.stage()];
+    OwnedKeys& keys = reinterpret_cast<OwnedKeys*>(smem + Shape::kTiles)[tiles.stage()];
     if (ticket >= work.schedule.items) {
       keys.steps = -1;
       barrier_arrive(base + Shape::kTileFull + 8 * tiles.stage());
@@ -158,20 +158,19 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
         for (int n = visits.begin; n < visits.end; ++n, ++ring.steps) {
           // What there is to know of the step is made ready while the ring is full.
           Step step{n * Shape::kQueries, stream, 0, int(row) * work.query_tiles + n, 0};
-          const int i0 = step.i0, i1 = min(i0 + Shape::kQueries, p.length) - 1;
-          const int start0 = starts[i0], start1 = starts[i1];
+          const int i0 = step.i0;
+          const QueryRange range(starts, i0, min(i0 + Shape::kQueries, p.length) - 1);
 #pragma unroll 1
           for (int at = place; at < p.sets; ++at) {
-            const TileRange range =
-                tile_range(p, p.queries[stream].band[work.order[at]], i0, i1, start0, start1);
-            step.turn += at > place ? range.last - range.first : range.last - 1 - tile;
+            const TileRange visited = tile_range(p, p.queries[stream].band[work.order[at]], range);
+            step.turn += at > place ? visited.last - visited.first : visited.last - 1 - tile;
           }
-          const TileKeys seen = tile_keys(p.queries[stream].band[set], i0, start0, i1, start1);
+          const QueryRange::Keys seen = range.keys(p.queries[stream].band[set]);
 #pragma unroll
           for (int group = 0; group < Shape::kGroups; ++group) {
-            const int j0 = tile * Shape::kKeys + 64 * group, j1 = j0 + 64;
-            if (!p.skip_tiles || (seen.any.begin < j1 && seen.any.end > j0)) step.groups |= 1 << group;
-            if (seen.all.begin > j0 || seen.all.end < j1) step.groups |= 4 << group;
+            const int j0 = tile * Shape::kKeys + 64 * group;
+            if (!p.skip_tiles || seen.any.touches(j0, 64)) step.groups |= 1 << group;
+            if (!seen.all.covers(j0, 64)) step.groups |= 4 << group;
           }
           const uint32_t stage = ring.stage(), parity = ring.parity() ^ 1;
           const uint32_t q_full = base + Shape::kQFull + 8 * stage,
@@ -204,7 +203,7 @@ __device__ __forceinline__ void load_keys(const BackwardMaps& maps, char* smem) 
   const uint32_t base = smem_address(smem);
   for (Ring<2> tiles;; ++tiles.steps) {
     barrier_wait(base + Shape::kTileFull + 8 * tiles.stage(), tiles.parity());
-    const KeyTile keys = reinterpret_cast<const KeyTile*>(smem + Shape::kTiles)[tiles.stage()];
+    const OwnedKeys keys = reinterpret_cast<const OwnedKeys*>(smem + Shape::kTiles)[tiles.stage()];
     barrier_arrive(base + Shape::kTileEmpty + 8 * tiles.stage());
     if (keys.steps < 0) break;
     barrier_wait(base + Shape::kKvEmpty, (tiles.steps & 1) ^ 1);
@@ -288,8 +287,8 @@ class KeyOwner {
     if (Shape::kTurns) named_arrive(2 - group(), 2 * kWarpgroupThreads);
   }
 
-  __device__ __forceinline__ const KeyTile& keys() const {
-    return reinterpret_cast<const KeyTile*>(smem_ + Shape::kTiles)[tiles_.stage()];
+  __device__ __forceinline__ const OwnedKeys& keys() const {
+    return reinterpret_cast<const OwnedKeys*>(smem_ + Shape::kTiles)[tiles_.stage()];
   }
   __device__ __forceinline__ const Step& step(int stage) const {
     return reinterpret_cast<const Step*>(smem_ + Shape::kSteps)[stage];
@@ -466,10 +465,6 @@ class KeyOwner {
   // gradient of 0, whatever its dp.
   __device__ __forceinline__ void gradients(const float (&s)[kPairs], float (&dp)[kPairs], uint32_t stage,
                                             bool masked) const {
-    if (masked) {
-#pragma unroll
-      for (int e = 0; e < kPairs; ++e) dp[e] = s[e] == 0 ? 0 : dp[e];
-    }
 #pragma unroll
     for (int e = 0; e < kPairs; e += 4) {
       const float2 delta = of_queries<float2>(Shape::kDelta, stage, e / 4);
@@ -478,6 +473,10 @@ class KeyOwner {
         dp[e + r] = s[e + r] * (dp[e + r] - delta.x);
         dp[e + r + 1] = s[e + r + 1] * (dp[e + r + 1] - delta.y);
       }
+    }
+    if (masked) {
+#pragma unroll
+      for (int e = 0; e < kPairs; ++e) dp[e] = s[e] == 0 ? 0 : dp[e];
     }
   }
 
@@ -503,7 +502,7 @@ class KeyOwner {
   }
 
   __device__ __forceinline__ void store(float (&dk)[kSums], const float (&dv)[kSums]) {
-    const KeyTile at = keys();
+    const OwnedKeys at = keys();
     const DeviceKeys& to = p_.keys[at.set];
     const int j0 = at.tile * Shape::kKeys + warp_row(), rows = min(16, p_.length - j0);
     const int64_t first = int64_t(at.sequence) * p_.length + j0;

@@ -124,10 +124,9 @@ __device__ __forceinline__ void produce(const ForwardMaps& maps, const Problem& 
     load_tile<Shape::kHeadDim, Shape::kQueries>(base + Shape::kQ, &maps.q[item.stream], base + Shape::kQFull,
                                                 item.head, item.i0, item.sequence);
     const int32_t* starts = p.document_start + int64_t(item.sequence) * p.length;
-    const int start0 = starts[item.i0], start1 = starts[item.i1];
+    const QueryRange queries(starts, item.i0, item.i1);
     for (int set = 0; set < p.sets; ++set) {
-      const TileRange range =
-          tile_range(p, p.queries[item.stream].band[set], item.i0, item.i1, start0, start1);
+      const TileRange range = tile_range(p, p.queries[item.stream].band[set], queries);
 #pragma unroll 1
       for (int tile = range.last - 1; tile >= range.first; --tile, ++ring.steps) {
         const uint32_t stage = ring.stage(), parity = ring.parity() ^ 1;
@@ -171,7 +170,7 @@ class Consumer {
       barrier_wait(base_ + Shape::kQFull, items.steps & 1);
       for (int set = 0; set < p_.sets; ++set) {
         const DeviceBand band = p_.queries[item.stream].band[set];
-        const TileRange range = tile_range(p_, band, item.i0, item.i1, starts[item.i0], starts[item.i1]);
+        const TileRange range = tile_range(p_, band, QueryRange(starts, item.i0, item.i1));
         for (int tile = range.last - 1; tile >= range.all_last; --tile)
           edge_tile(tile, band, first, last, starts);
         inner_tiles(range.all_last - range.all_first);
@@ -284,27 +283,55 @@ class Consumer {
     ++ring_.steps;
   }
 
-  // first .. last: the warpgroup's queries.
+  // first .. last: the warpgroup's queries. Of the tile's halves, the scores of the second are multiplied out
+  // while the first is at its exponentials, and the values of the first are added while the second is.
   __device__ __forceinline__ void edge_tile(int tile, DeviceBand band, int first, int last,
                                             const int32_t* starts) {
     barrier_wait(k_full(), ring_.parity());
     barrier_wait(v_full(), ring_.parity());
-    TileKeys own{{0, 0}, {0, 0}};
-    if (first <= last) own = tile_keys(band, first, starts[first], last, starts[last]);
-#pragma unroll 1
-    for (int half = 1; half >= 0; --half) {
-      const int j0 = tile * Shape::kKeys + half * Shape::kHalf, j1 = j0 + Shape::kHalf;
-      if (p_.skip_tiles && (j0 >= own.any.end || j1 <= own.any.begin)) continue;
-      float s[Shape::kHalf / 2], keep[2];
-      multiply_scores<Shape::kHalf>(s, half * Shape::kHalf);
+    QueryRange::Keys own{{0, 0}, {0, 0}};
+    if (first <= last) own = QueryRange(starts, first, last).keys(band);
+    const int j0 = tile * Shape::kKeys, j1 = j0 + Shape::kHalf;
+    const bool low = !p_.skip_tiles || own.any.touches(j0, Shape::kHalf);
+    const bool high = !p_.skip_tiles || own.any.touches(j1, Shape::kHalf);
+    const auto scores = [&](float(&s)[Shape::kHalf / 2], float(&keep)[2], int j) {
+      if (!own.all.covers(j, Shape::kHalf)) mask(s, j, first, band, last - first + 1, starts + first);
+      softmax_.step(s, keep, p_.scale_log2);
+    };
+    float keep[2];
+    uint32_t weights[Shape::kHalf / 4];
+    if (low && high) {
+      float s[Shape::kHalf / 2], t[Shape::kHalf / 2];
+      multiply_scores<Shape::kHalf>(s, Shape::kHalf);
+      multiply_scores<Shape::kHalf>(t, 0);
+      products_wait<1>();
+      pin(s);
+      scores(s, keep, j1);
+      scale_rows(o_, keep);
+      pack_operand(s, weights);
+      add_values<Shape::kHalf>(weights, Shape::kHalf);
+      products_wait<1>();
+      pin(t);
+      scores(t, keep, j0);
+      pin(t);
+      barrier_wait(v_full(), ring_.parity());  // complete; keeps the wait below in its place
+      products_wait<0>();
+      pin(o_);
+      scale_rows(o_, keep);
+      uint32_t others[Shape::kHalf / 4];
+      pack_operand(t, others);
+      add_values<Shape::kHalf>(others, 0);
+      products_wait<0>();
+      pin(o_);
+    } else if (low || high) {
+      float s[Shape::kHalf / 2];
+      multiply_scores<Shape::kHalf>(s, low ? 0 : Shape::kHalf);
       products_wait<0>();
       pin(s);
-      if (j0 < own.all.begin || j1 > own.all.end) mask(s, j0, first, band, last - first + 1, starts + first);
-      softmax_.step(s, keep, p_.scale_log2);
+      scores(s, keep, low ? j0 : j1);
       scale_rows(o_, keep);
-      uint32_t weights[Shape::kHalf / 4];
       pack_operand(s, weights);
-      add_values<Shape::kHalf>(weights, half * Shape::kHalf);
+      add_values<Shape::kHalf>(weights, low ? 0 : Shape::kHalf);
       products_wait<0>();
       pin(o_);
     }

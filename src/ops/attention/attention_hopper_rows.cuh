@@ -94,15 +94,11 @@ __device__ __forceinline__ PairGradient pair_gradient(const Problem& p, int64_t 
   const float probability = exp2f(q.dot(k) * p.scale_log2 - p.statistics.lse2[statistics]);
   return {probability, p.scale * probability * (d_o.dot(v) - p.statistics.delta[statistics])};
 }
-__device__ __forceinline__ int64_t statistics_of(const Problem& p, int stream, int sequence, int head) {
-  return ((int64_t(stream) * p.batch + sequence) * p.heads + head) * p.statistics.padded;
-}
-
 // dq of query i, by one warp.
 template <int kHeadDim>
 __device__ __forceinline__ void row_of_dq(const Problem& p, int stream, int sequence, int head, int i) {
   const DeviceQueries& queries = p.queries[stream];
-  const int64_t first = int64_t(sequence) * p.length, at = statistics_of(p, stream, sequence, head) + i;
+  const int64_t first = int64_t(sequence) * p.length, at = p.statistics_of(stream, sequence, head) + i;
   WarpRow<kHeadDim> q, d_o, k, v, dq;
   q.read(queries.q, first + i, head), d_o.read(queries.d_o, first + i, head);
   for (int set = 0; set < p.sets; ++set) {
@@ -126,7 +122,7 @@ __device__ __forceinline__ void row_of_dk(const Problem& p, int set, int sequenc
     const DeviceQueries& queries = p.queries[stream];
     const DeviceBand band = queries.band[set];
     for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head) {
-      const int64_t at = statistics_of(p, stream, sequence, head);
+      const int64_t at = p.statistics_of(stream, sequence, head);
       for (int i = j + band.lo; i < p.length && i - j <= band.hi && p.document_start[first + i] <= j; ++i) {
         q.read(queries.q, first + i, head), d_o.read(queries.d_o, first + i, head);
         const PairGradient pair = pair_gradient(p, at + i, q, d_o, k, v);

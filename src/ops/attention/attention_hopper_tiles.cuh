@@ -9,14 +9,14 @@ namespace sps::ops::attention {
 
 constexpr int kTileKeys = 128;
 
-// Tiles of kTileKeys keys of one set, for the queries i0 .. i1 of a sequence with its document starts.
+// Tiles of kTileKeys keys of one set, for a range of queries.
 struct TileRange {
   int first, last;          // those that are visited
   int all_first, all_last;  // of them, those that every query sees in full
 };
-__device__ __forceinline__ TileRange tile_range(const Problem& p, DeviceBand band, int i0, int i1, int start0,
-                                                int start1) {
-  const TileKeys keys = tile_keys(band, i0, start0, i1, start1);
+__device__ __forceinline__ TileRange tile_range(const Problem& p, DeviceBand band,
+                                                const QueryRange& queries) {
+  const QueryRange::Keys keys = queries.keys(band);
   TileRange r{0, (p.length + kTileKeys - 1) / kTileKeys, 0, 0};
   if (p.skip_tiles) {
     r.first = max(keys.any.begin, 0) / kTileKeys;
