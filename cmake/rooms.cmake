@@ -10,6 +10,9 @@ target_compile_options(sps_flags INTERFACE
   "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict;-Wno-stringop-overflow>")
 if(SPS_HAS_CUDA)
   target_compile_definitions(sps_flags INTERFACE SPS_HAS_CUDA)
+  if("90a" IN_LIST CMAKE_CUDA_ARCHITECTURES OR "90a-real" IN_LIST CMAKE_CUDA_ARCHITECTURES)
+    target_compile_definitions(sps_flags INTERFACE SPS_HAS_HOPPER)
+  endif()
   target_compile_options(sps_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall;-Werror=all-warnings;-lineinfo;--expt-relaxed-constexpr>")
 endif()

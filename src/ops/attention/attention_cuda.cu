@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention_cuda.h"
+#include "ops/attention/attention_hopper.h"
 #include "ops/cuda.cuh"
 
 namespace sps::ops {
@@ -141,6 +142,7 @@ void attention_forward_cuda(const Exec& ex, const AttentionShape& shape, const Q
                             const KeySets& keys) {
   const attention::Problem p = attention::make_problem(shape, queries, keys);
   if (p.streams == 0 || p.batch == 0 || p.length == 0) return;
+  if (attention::hopper_serves(p)) return attention::forward_hopper(ex, p);
   attention::tensor_cores_serve(p) ? attention::forward_tensor_cores(ex, p) : attention::forward_check(ex, p);
 }
 
@@ -149,6 +151,7 @@ void attention_backward_cuda(const Exec& ex, const AttentionShape& shape, const 
   attention::Problem p = attention::make_problem(shape, queries, keys, query_grads, key_grads);
   if (p.batch == 0 || p.length == 0) return;
   attention::row_statistics(ex, p);
+  if (attention::hopper_serves(p)) return attention::backward_hopper(ex, p);
   attention::tensor_cores_serve(p) ? attention::backward_tensor_cores(ex, p)
                                    : attention::backward_check(ex, p);
 }

@@ -1,0 +1,137 @@
+// Rows of results computed one pair at a time, from what is visible alone.
+//
+// The tiles multiply what a row does not see by a probability of exactly 0, which is nothing unless it is NaN
+// or infinite. A result that comes out so is therefore computed again here: one that sees such a value is NaN
+// again, the others get their numbers. Slow, and not run while numbers are finite.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "ops/attention/attention_cuda.cuh"
+#include "ops/attention/attention_hopper.cuh"
+#include "ops/cuda.cuh"
+
+namespace sps::ops::attention {
+
+// A head's part of a row, spread over a warp: value n of a lane is column lane + 32 n.
+template <int kHeadDim>
+struct WarpRow {
+  static constexpr int kCount = kHeadDim / 32;
+  float x[kCount] = {};
+
+  __device__ __forceinline__ void read(const DeviceRows& rows, int64_t row, int head) {
+    const auto* from = static_cast<const __nv_bfloat16*>(rows.data) + row * rows.stride + head * kHeadDim;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n)
+      x[n] = __bfloat162float(from[hopper::in_place(int(threadIdx.x) % 32) + 32 * n]);
+  }
+  __device__ __forceinline__ void write(const DeviceRows& rows, int64_t row, int head,
+                                        bool accumulate) const {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int64_t at =
+          row * rows.stride + head * kHeadDim + hopper::in_place(int(threadIdx.x) % 32) + 32 * n;
+      if (rows.dtype == DType::bf16)
+        static_cast<__nv_bfloat16*>(rows.data)[at] = __float2bfloat16_rn(x[n]);
+      else
+        static_cast<float*>(rows.data)[at] = accumulate ? static_cast<float*>(rows.data)[at] + x[n] : x[n];
+    }
+  }
+  __device__ __forceinline__ float dot(const WarpRow& other) const {
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) sum += x[n] * other.x[n];
+    return warp_sum(sum);
+  }
+  __device__ __forceinline__ void add(float weight, const WarpRow& other) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) x[n] += weight * other.x[n];
+  }
+  __device__ __forceinline__ void scale(float factor) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) x[n] *= factor;
+  }
+};
+
+// o and lse of query i, by one warp.
+template <int kHeadDim>
+__device__ __forceinline__ void row_of_o(const Problem& p, int stream, int sequence, int head, int i) {
+  const DeviceQueries& queries = p.queries[stream];
+  const int64_t first = int64_t(sequence) * p.length;
+  WarpRow<kHeadDim> q, k, v, o;
+  q.read(queries.q, first + i, head);
+  float top = -INFINITY, sum = 0;
+  for (int set = 0; set < p.sets; ++set) {
+    const Interval keys = visible_keys(queries.band[set], i, p.document_start[first + i]);
+    for (int j = keys.begin; j < keys.end; ++j) {
+      k.read(p.keys[set].k, first + j, head / p.group);
+      v.read(p.keys[set].v, first + j, head / p.group);
+      const float score = q.dot(k) * p.scale_log2, now = fmaxf(top, score);
+      const float base = now == -INFINITY ? 0 : now, keep = exp2f(top - base), weight = exp2f(score - base);
+      top = now;
+      sum = sum * keep + weight;
+      o.scale(keep);
+      o.add(weight, v);
+    }
+  }
+  o.scale(sum == 0 ? 0 : 1 / sum);
+  o.write(queries.o, first + i, head, false);
+  if (threadIdx.x % 32 == 0)
+    static_cast<float*>(queries.lse.data)[(first + i) * queries.lse.stride + head] =
+        sum == 0 ? -INFINITY : (top + log2f(sum)) * 0.693147181F;
+}
+
+// What query i and key j of a set add to gradients: probability and gradient of the score.
+struct PairGradient {
+  float probability, score;
+};
+template <int kHeadDim>
+__device__ __forceinline__ PairGradient pair_gradient(const Problem& p, int64_t statistics,
+                                                      const WarpRow<kHeadDim>& q,
+                                                      const WarpRow<kHeadDim>& d_o,
+                                                      const WarpRow<kHeadDim>& k,
+                                                      const WarpRow<kHeadDim>& v) {
+  const float probability = exp2f(q.dot(k) * p.scale_log2 - p.statistics.lse2[statistics]);
+  return {probability, p.scale * probability * (d_o.dot(v) - p.statistics.delta[statistics])};
+}
+// dq of query i, by one warp.
+template <int kHeadDim>
+__device__ __forceinline__ void row_of_dq(const Problem& p, int stream, int sequence, int head, int i) {
+  const DeviceQueries& queries = p.queries[stream];
+  const int64_t first = int64_t(sequence) * p.length, at = p.statistics_of(stream, sequence, head) + i;
+  WarpRow<kHeadDim> q, d_o, k, v, dq;
+  q.read(queries.q, first + i, head), d_o.read(queries.d_o, first + i, head);
+  for (int set = 0; set < p.sets; ++set) {
+    const Interval keys = visible_keys(queries.band[set], i, p.document_start[first + i]);
+    for (int j = keys.begin; j < keys.end; ++j) {
+      k.read(p.keys[set].k, first + j, head / p.group), v.read(p.keys[set].v, first + j, head / p.group);
+      dq.add(pair_gradient(p, at, q, d_o, k, v).score, k);
+    }
+  }
+  dq.write(queries.dq, first + i, head, false);
+}
+
+// dk and dv of key j, by one warp.
+template <int kHeadDim>
+__device__ __forceinline__ void row_of_dk(const Problem& p, int set, int sequence, int kv_head, int j) {
+  const DeviceKeys& keys = p.keys[set];
+  const int64_t first = int64_t(sequence) * p.length;
+  WarpRow<kHeadDim> q, d_o, k, v, dk, dv;
+  k.read(keys.k, first + j, kv_head), v.read(keys.v, first + j, kv_head);
+  for (int stream = 0; stream < p.streams; ++stream) {
+    const DeviceQueries& queries = p.queries[stream];
+    const DeviceBand band = queries.band[set];
+    for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head) {
+      const int64_t at = p.statistics_of(stream, sequence, head);
+      for (int i = j + band.lo; i < p.length && i - j <= band.hi && p.document_start[first + i] <= j; ++i) {
+        q.read(queries.q, first + i, head), d_o.read(queries.d_o, first + i, head);
+        const PairGradient pair = pair_gradient(p, at + i, q, d_o, k, v);
+        dk.add(pair.score, q), dv.add(pair.probability, d_o);
+      }
+    }
+  }
+  if (keys.dk.data) dk.write(keys.dk, first + j, kv_head, keys.accumulate);
+  if (keys.dv.data) dv.write(keys.dv, first + j, kv_head, keys.accumulate);
+}
+
+}  // namespace sps::ops::attention
