@@ -289,7 +289,7 @@ class Consumer {
                                             const int32_t* starts) {
     barrier_wait(k_full(), ring_.parity());
     barrier_wait(v_full(), ring_.parity());
-    QueryRange::Keys own{{0, 0}, {0, 0}};
+    TileKeys own{{0, 0}, {0, 0}};
     if (first <= last) own = QueryRange(starts, first, last).keys(band);
     const int j0 = tile * Shape::kKeys, j1 = j0 + Shape::kHalf;
     const bool low = !p_.skip_tiles || own.any.touches(j0, Shape::kHalf);
