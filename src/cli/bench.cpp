@@ -7,6 +7,7 @@
 #include "base/progress.h"
 #include "base/rng.h"
 #include "base/threads.h"
+#include "cli/bench_attention.h"
 #include "cli/bench_gemm.h"
 #include "cli/cli.h"
 #include "data/batch.h"
@@ -27,6 +28,7 @@ struct BenchArguments {
   std::vector<std::string> overrides;
   int steps = 10;
   double seconds = 0;
+  int64_t document = 200;
   bool ceiling = true, json = false;
 };
 
@@ -39,11 +41,11 @@ Sample summarise(std::vector<double> times) {
   return {times[times.size() / 2], times.front(), times.back()};
 }
 
-// One whole step on random ids with a document border about every 200 tokens: forward, backward, gradient
-// norm, clipping, AdamW. Validation, saving and reading data are not in it.
+// One whole step on random ids with a document border about every `document` tokens: forward, backward,
+// gradient norm, clipping, AdamW. Validation, saving and reading data are not in it.
 class StepBench {
  public:
-  explicit StepBench(const RunConfig& config, const ModelConfig& model_config)
+  StepBench(const RunConfig& config, const ModelConfig& model_config, int64_t document)
       : config_(config),
         ex_(exec_on(compute_device(config.run.device))),
         model_(model_config, {.compute = compute_dtype(config.run.dtype, ex_.device),
@@ -58,7 +60,7 @@ class StepBench {
       window.clear();
       for (int64_t i = 0; i < micro * (length + 1); ++i) {
         const auto n = uint64_t(m * micro * (length + 1) + i);
-        window.push_back(rng.below(2 * n, 200) == 0
+        window.push_back(document > 0 && rng.below(2 * n, uint64_t(document)) == 0
                              ? int32_t(model_config.eot)
                              : int32_t(rng.below(2 * n + 1, uint64_t(model_config.eot))));
       }
@@ -103,7 +105,7 @@ void bench_train(const BenchArguments& args) {
       adopt_vocabulary(*meta, config.data.dir, config.model);
   if (config.run.threads > 0) set_thread_count(int(config.run.threads));
   const ModelConfig model_config = resolve(config.model);
-  StepBench bench(config, model_config);
+  StepBench bench(config, model_config, args.document);
   bench.step(), bench.step();  // warm-up: scratch grows, primitives are made
   std::vector<double> times, ceilings;
   const double began = monotonic_seconds();
@@ -126,6 +128,7 @@ void bench_train(const BenchArguments& args) {
                            {"loss", bench.loss()},
                            {"parameters", bench.model().parameters().count()},
                            {"tokens_per_step", bench.tokens()},
+                           {"document", args.document},
                            {"steps", times.size()},
                            {"seconds_per_step", s.median},
                            {"seconds_low", s.low},
@@ -174,6 +177,40 @@ void bench_gemm(const std::string& device, bool json) {
                  value.is_string() ? value.get<std::string>() : fmt::format("{:.0f}", value.get<double>()));
 }
 
+void bench_attention(const std::string& device, const std::string& dtype, AttentionBench bench, bool json) {
+  bench.device = compute_device(device);
+  bench.dtype = compute_dtype(dtype, bench.device);
+  if (bench.dtype == DType::f64)
+    usage_error("--dtype f64: the reference is not measured, expected bf16 or f32");
+  if (bench.kv_heads == 0) bench.kv_heads = bench.heads;
+  if (bench.heads % bench.kv_heads != 0)
+    usage_error("--kv-heads {}: {} heads cannot share them evenly", bench.kv_heads, bench.heads);
+  nlohmann::ordered_json j{{"device", bench.device == Device::cuda ? gpu_info().name : "CPU"},
+                           {"dtype", dtype_name(bench.dtype)},
+                           {"batch", bench.batch},
+                           {"length", bench.length},
+                           {"heads", bench.heads},
+                           {"kv_heads", bench.kv_heads},
+                           {"head_dim", bench.head_dim},
+                           {"document", bench.document},
+                           {"window", bench.window}};
+  for (const AttentionTime& t : time_attention(bench))
+    j[t.family] = {{"forward_ms", t.forward_ms},
+                   {"backward_ms", t.backward_ms},
+                   {"forward_tflops", t.forward_tflops},
+                   {"backward_tflops", t.backward_tflops}};
+  if (json) {
+    fmt::print("{}\n", dump_json(j));
+    return;
+  }
+  fmt::print("{:<12}{:>12}{:>12}{:>16}{:>16}\n", "", "forward ms", "backward ms", "forward TFLOP/s",
+             "backward TFLOP/s");
+  for (const char* family : {"standard", "sps", "free_pause"})
+    fmt::print("{:<12}{:>12.3f}{:>12.3f}{:>16.1f}{:>16.1f}\n", family, j[family]["forward_ms"].get<double>(),
+               j[family]["backward_ms"].get<double>(), j[family]["forward_tflops"].get<double>(),
+               j[family]["backward_tflops"].get<double>());
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
@@ -189,10 +226,44 @@ void add_bench(CLI::App& app) {
   train->add_option("--steps", args->steps, "Timed steps, at least")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
+  train->add_option("--document", args->document, "Mean tokens of a document; 0: one fills each window")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   train->add_option("--seconds", args->seconds, "Keep on for this long")->capture_default_str();
   train->add_flag("!--no-ceiling", args->ceiling, "Skip measuring the ceiling");
   train->add_flag("--json", args->json, "Print one JSON object");
   train->callback([args] { bench_train(*args); });
+
+  struct AttentionArguments {
+    std::string device = "auto", dtype = "auto";
+    AttentionBench bench;
+    bool json = false;
+  };
+  auto attention_args = std::make_shared<AttentionArguments>();
+  attention_args->bench.kv_heads = 0;
+  CLI::App* attention =
+      cmd->add_subcommand("attention", "Attention alone for standard, sps and free_pause, in turns");
+  attention->add_option("--device", attention_args->device, "auto (a GPU if there is one), cpu, cuda")
+      ->capture_default_str();
+  attention->add_option("--dtype", attention_args->dtype, "auto, bf16, f32")->capture_default_str();
+  const auto size = [&](const char* name, int64_t* value, const char* text) {
+    attention->add_option(name, *value, text)->capture_default_str()->check(CLI::PositiveNumber);
+  };
+  size("--batch", &attention_args->bench.batch, "Sequences");
+  size("--length", &attention_args->bench.length, "Tokens of a sequence");
+  size("--heads", &attention_args->bench.heads, "Query heads");
+  size("--head-dim", &attention_args->bench.head_dim, "Numbers of a head");
+  size("--window", &attention_args->bench.window, "Window of sps");
+  attention->add_option("--kv-heads", attention_args->bench.kv_heads, "Key heads; 0: as many as query heads")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  attention
+      ->add_option("--document", attention_args->bench.document,
+                   "Mean tokens of a document; 0: one fills each")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  attention->add_flag("--json", attention_args->json, "Print one JSON object");
+  attention->callback([a = attention_args] { bench_attention(a->device, a->dtype, a->bench, a->json); });
 
   struct GemmArguments {
     std::string device = "auto";
