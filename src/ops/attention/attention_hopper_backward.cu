@@ -21,8 +21,6 @@
 
 namespace sps::ops::attention {
 
-namespace {
-
 using namespace hopper;
 
 struct BackwardMaps {
@@ -55,7 +53,7 @@ struct Step {
 };
 
 // Shared memory of a block, and the bytes from its start to each part.
-template <int kHeadDim_, int kQueries_, bool kTurns_ = true, bool kEarly_ = (kQueries_ == 64)>
+template <int kHeadDim_, int kQueries_, bool kTurns_, bool kEarly_>
 struct BackwardShape {
   static constexpr int kHeadDim = kHeadDim_, kQueries = kQueries_, kKeys = kTileKeys, kStages = 2;
   static constexpr int kGroups = 2, kWarps = 4 * kGroups;  // that compute
@@ -90,6 +88,8 @@ struct BackwardShape {
   static constexpr int kStaging = Staging<64>::kBytes;
   static_assert(kWarps * kStaging <= 2 * kScoreTile);
 };
+
+namespace {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -362,7 +362,7 @@ class KeyOwner {
         products_wait<0>();
       }
       pin(dp);
-      gradients(s, dp, stage, masked);
+      gradients(s, dp, stage);
       pack_operand(dp, slopes);
       if constexpr (!Shape::kEarly) pack_operand(s, weights);
     } else {
@@ -461,10 +461,9 @@ class KeyOwner {
       }
     }
   }
-  // dp to the gradients of scores, but for the scale. A pair that is not visible has probability 0 and a
-  // gradient of 0, whatever its dp.
-  __device__ __forceinline__ void gradients(const float (&s)[kPairs], float (&dp)[kPairs], uint32_t stage,
-                                            bool masked) const {
+  // dp to the gradients of scores, but for the scale.
+  __device__ __forceinline__ void gradients(const float (&s)[kPairs], float (&dp)[kPairs],
+                                            uint32_t stage) const {
 #pragma unroll
     for (int e = 0; e < kPairs; e += 4) {
       const float2 delta = of_queries<float2>(Shape::kDelta, stage, e / 4);
@@ -473,10 +472,6 @@ class KeyOwner {
         dp[e + r] = s[e + r] * (dp[e + r] - delta.x);
         dp[e + r + 1] = s[e + r + 1] * (dp[e + r + 1] - delta.y);
       }
-    }
-    if (masked) {
-#pragma unroll
-      for (int e = 0; e < kPairs; ++e) dp[e] = s[e] == 0 ? 0 : dp[e];
     }
   }
 
@@ -667,9 +662,9 @@ void launch_backward(const Exec& ex, const Problem& p) {
 
 void backward_hopper(const Exec& ex, const Problem& p) {
   if (p.batch == 0 || p.length == 0) return;
-  if (p.head_dim == 64) return launch_backward<BackwardShape<64, 128>>(ex, p);
-  if (p.head_dim == 96) return launch_backward<BackwardShape<96, 64>>(ex, p);
-  launch_backward<BackwardShape<128, 64>>(ex, p);
+  if (p.head_dim == 64) return launch_backward<BackwardShape<64, 128, true, false>>(ex, p);
+  if (p.head_dim == 96) return launch_backward<BackwardShape<96, 64, true, true>>(ex, p);
+  launch_backward<BackwardShape<128, 64, false, false>>(ex, p);
 }
 
 }  // namespace sps::ops::attention
