@@ -4,6 +4,7 @@
 //   pass attention_cuda_check.cu      any shape, f32 and bf16, plain f32 arithmetic
 //   attention_cuda_forward.cu,   bf16 on tensor cores (sm_80 and later), head_dim a multiple of 16 up to 128
 //   attention_cuda_backward.cu
+//   attention_hopper*.cu         bf16 on Hopper, head_dim 64, 96 and 128
 #pragma once
 
 #include "ops/attention/attention_kernels.h"
