@@ -13,7 +13,8 @@
 // Shapes   rows = batch * length; q, o, dq, d_o [rows, heads*head_dim]; k, v, dk, dv [rows,
 // kv_heads*head_dim];
 //          lse [rows, heads] f32; document_start [rows]: index in 0..length-1 of the first position of the
-//          row's document within its own sequence. Query head h reads key head h / (heads / kv_heads).
+//          row's document within its own sequence, in the device's memory. Query head h reads key head h /
+//          (heads / kv_heads).
 // Types    q, k, v, o act dtype (f32, bf16; f64 in the reference); dq, dk, dv act dtype or f32. Softmax in
 // f32. Errors   shapes are SPS_CHECKed.
 //

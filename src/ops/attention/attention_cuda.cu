@@ -11,6 +11,7 @@ namespace attention {
 
 namespace {
 
+constexpr float kLog2e = 1.44269504F;
 constexpr int kLanesOfRow = 8, kRowThreads = 256, kRowsOfBlock = kRowThreads / kLanesOfRow;
 
 // Eight lanes add up a row; the rows of a block are neighbours, so that o and d_o are read in whole sectors
@@ -47,7 +48,6 @@ __global__ void __launch_bounds__(kRowThreads) statistics_kernel(const __grid_co
 #pragma unroll
   for (int step = kLanesOfRow / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0U, sum, step);
   if (lane != 0) return;
-  constexpr float kLog2e = 1.44269504F;
   const int64_t at = p.statistics_of(stream, sequence, head) + row;
   p.statistics.lse2[at] = lse == -INFINITY ? INFINITY : lse * kLog2e;
   p.statistics.delta[at] = sum;
@@ -57,7 +57,6 @@ DeviceRows rows_of(const Tensor& t) {
   return {t.data, t.stride, t.dtype};
 }
 
-// A row that stands for all rows would make them alias; nothing here repeats one.
 bool aligned(const Problem& p, const DeviceRows& rows) {
   const size_t size = dtype_size(rows.dtype);
   return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && size_t(rows.stride) * size % 16 == 0 &&
@@ -86,7 +85,7 @@ Problem make_problem(const AttentionShape& shape, const QueryStreams& queries, c
   p.batch = int32_t(shape.batch), p.length = int32_t(shape.length);
   p.heads = int32_t(shape.heads), p.kv_heads = int32_t(shape.kv_heads), p.group = p.heads / p.kv_heads;
   p.head_dim = int32_t(shape.head_dim);
-  p.scale = shape.scale, p.scale_log2 = shape.scale * 1.44269504F;
+  p.scale = shape.scale, p.scale_log2 = shape.scale * kLog2e;
   p.skip_tiles = shape.skip_tiles;
   for (size_t s = 0; s < queries.size(); ++s) {
     const QueryStream& from = queries[s];

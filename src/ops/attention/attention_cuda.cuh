@@ -18,21 +18,26 @@ __device__ inline Interval visible_keys(DeviceBand band, int i, int document_sta
   return {max(document_start, i - band.hi), i - band.lo + 1};
 }
 
+// What the queries first .. last of a sequence see. Both ends of a query's interval grow with the query,
+// hence: every key that one of them sees lies in `any`, and every key in `all` is seen by each of them.
+struct TileKeys {
+  Interval any, all;
+};
+__device__ inline TileKeys tile_keys(DeviceBand band, int first, int first_document_start, int last,
+                                     int last_document_start) {
+  const Interval a = visible_keys(band, first, first_document_start);
+  const Interval b = visible_keys(band, last, last_document_start);
+  return {{a.begin, b.end}, {b.begin, a.end}};
+}
+
 // Queries first .. last of a sequence, with the starts of their documents.
 struct QueryRange {
   int first, last, first_start, last_start;
 
   __device__ QueryRange(const int32_t* document_start, int first, int last)
       : first(first), last(last), first_start(document_start[first]), last_start(document_start[last]) {}
-
-  // Both ends of a query's interval grow with the query, hence: every key that one of them sees lies in
-  // `any`, and every key in `all` is seen by each of them.
-  struct Keys {
-    Interval any, all;
-  };
-  __device__ Keys keys(DeviceBand band) const {
-    const Interval a = visible_keys(band, first, first_start), b = visible_keys(band, last, last_start);
-    return {{a.begin, b.end}, {b.begin, a.end}};
+  __device__ TileKeys keys(DeviceBand band) const {
+    return tile_keys(band, first, first_start, last, last_start);
   }
 };
 

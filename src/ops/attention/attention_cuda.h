@@ -1,10 +1,10 @@
 // Attention on a GPU: the entry points, and the description of a call that every kernel takes by value.
 //
-//   attention_cuda.cu            arguments -> Problem, which kernels serve it, the statistics of the backward
-//   pass attention_cuda_check.cu      any shape, f32 and bf16, plain f32 arithmetic
-//   attention_cuda_forward.cu,   bf16 on tensor cores (sm_80 and later), head_dim a multiple of 16 up to 128
-//   attention_cuda_backward.cu
-//   attention_hopper*.cu         bf16 on Hopper, head_dim 64, 96 and 128
+// attention_cuda.cu makes a Problem of the arguments, chooses the kernels and has the statistics of the
+// backward pass; attention_cuda_check.cu serves any shape in f32 and bf16 with plain f32 arithmetic;
+// attention_cuda_forward.cu and attention_cuda_backward.cu serve bf16 on tensor cores (sm_80 and later),
+// where rows are aligned and head_dim is a multiple of 8 up to 128.
+//   attention_hopper*.cu: bf16 on Hopper, head_dim 64, 96 and 128
 #pragma once
 
 #include "ops/attention/attention_kernels.h"
@@ -25,10 +25,11 @@ struct DeviceRows {
   DType dtype = DType::f32;
 };
 
-// Key j is visible to query i iff lo <= i - j <= hi and document_start[i] <= j. 0 <= lo, hi <= length, so
-// that nothing overflows; a band that shows nothing is {1, 0}.
+// Key j is visible to query i iff lo <= i - j <= hi and document_start[i] <= j. 0 <= lo <= hi <= length <
+// 2^30; a band that shows nothing is {2^30, 0}, which gives an empty interval of keys for every range of
+// queries, and of queries for every range of keys, without overflow.
 struct DeviceBand {
-  int32_t lo = 1, hi = 0;
+  int32_t lo = int32_t{1} << 30, hi = 0;
 };
 
 struct DeviceQueries {
@@ -45,8 +46,8 @@ struct DeviceKeys {
 };
 
 // What the backward pass needs of every row, f32: lse in units of log 2 (+inf where a row sees nothing, so
-// that its probabilities are 0) and delta = sum(d_o * o). Value i of (stream, sequence, head) is at
-// ((stream * batch + sequence) * heads + head) * padded + i; rows from length to padded hold +inf and 0.
+// that its probabilities are 0) and delta = sum(d_o * o). Row i of a stream, sequence and head is at
+// Problem::statistics_of() + i; rows from length to padded hold +inf and 0.
 struct RowStatistics {
   static constexpr int kPad = 128;  // padded is a multiple
   float* lse2 = nullptr;
@@ -61,9 +62,9 @@ struct Problem {
   RowStatistics statistics;                 // backward
   const int32_t* document_start = nullptr;  // in GPU memory, [batch * length]
   int32_t streams = 0, sets = 0;
-  int32_t batch = 0, length = 0, heads = 0, kv_heads = 0, group = 1,
-          head_dim = 0;             // group = heads / kv_heads
-  float scale = 1, scale_log2 = 1;  // scale_log2 = scale * log2(e)
+  int32_t batch = 0, length = 0, head_dim = 0;
+  int32_t heads = 0, kv_heads = 0, group = 1;  // group = heads / kv_heads
+  float scale = 1, scale_log2 = 1;             // scale_log2 = scale * log2(e)
   DType dtype = DType::f32;
   bool aligned = false;  // every head of every row of q, k, v, o, d_o begins at a multiple of 16 bytes
   bool skip_tiles = true;

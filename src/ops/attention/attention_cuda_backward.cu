@@ -22,8 +22,8 @@ struct QueryKernel {
 // stream after stream, head after head. Here keys are the rows of scores and queries the columns.
 template <int D>
 struct KeyKernel {
-  static constexpr int kTiles =
-      D <= 64 ? 2 : 1;  // of 16 keys, in a warp: two gradients must fit in registers
+  // Tiles of 16 keys in a warp: as many as registers hold both gradients of.
+  static constexpr int kTiles = D <= 64 ? 2 : 1;
   static constexpr int kKeys = kWarps * 16 * kTiles;
   static constexpr int kQueries = D <= 64 ? 32 : 64;
   struct Stage {
@@ -123,9 +123,8 @@ __global__ void __launch_bounds__(kThreads, 2) query_kernel(const __grid_constan
     const auto [set, first] = at;
     const DeviceBand band = queries.band[set];
     copy_async_wait();
-    const bool found = walk.masked(at) && has_nonfinite<D, kKeys>(k_tile(stage));
-    const bool unclean =
-        __syncthreads_or(int(found)) != 0;  // the stage is there, and nobody reads the other one
+    const bool masked = walk.masked(at), found = masked && has_nonfinite<D, kKeys>(k_tile(stage));
+    const bool unclean = barrier_or(masked, found);  // the stage is there, nobody reads the other one
     at = walk.next(at);
     if (!walk.at_end(at)) load_keys(stage ^ 1, at.set, at.first);
 

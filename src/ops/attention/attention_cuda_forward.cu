@@ -69,7 +69,7 @@ __device__ inline void online_softmax(float (&s)[kTiles][kKeys / 8][4], Softmax 
       for (int e = 0; e < 4; ++e) o[m][n][e] *= shrink[m][e / 2];
 }
 
-// Writes 32 rows of o from this warp's part of the tile of queries, 16 bytes at a time.
+// Writes this warp's rows of o, which stand in its part of the tile of queries, 16 bytes at a time.
 template <int D>
 __device__ inline void write_rows(const Problem& p, const DeviceRows& o, char* tile, int sequence, int head,
                                   int first_query) {
@@ -85,7 +85,7 @@ __device__ inline void write_rows(const Problem& p, const DeviceRows& o, char* t
 }
 
 template <int D>
-constexpr int kForwardShared = tile_bytes<D>(kQueries + 2 * kKeys) + kQueries* int(sizeof(int));
+constexpr int kForwardShared = tile_bytes<D>(kQueries + 2 * kKeys) + int(sizeof(int)) * kQueries;
 
 template <int D>
 __global__ void __launch_bounds__(kThreads, D <= 64 ? 3 : 2)
@@ -149,6 +149,7 @@ __global__ void __launch_bounds__(kThreads, D <= 64 ? 3 : 2)
   copy_async_wait();
   __syncthreads();
   const int lane = int(threadIdx.x) & 31;
+  float* const lse = static_cast<float*>(queries.lse.data);
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -161,13 +162,13 @@ __global__ void __launch_bounds__(kThreads, D <= 64 ? 3 : 2)
             pack_bf16(o[m][n][2 * half] * inverse, o[m][n][2 * half + 1] * inverse);
       const int query = tile.first + row;
       if (query <= tile.last && (lane & 3) == 0)
-        static_cast<float*>(
-            queries.lse.data)[(int64_t(tile.sequence) * p.length + query) * queries.lse.stride + tile.head] =
+        lse[(int64_t(tile.sequence) * p.length + query) * queries.lse.stride + tile.head] =
             sum == 0 ? -INFINITY : rows[m][half].top * p.scale + logf(sum);
     }
   __syncwarp();
   write_rows<D>(p, queries.o, q_tile, tile.sequence, tile.head, tile.first);
 }
+
 template <int D>
 void launch(const Exec& ex, const Problem& p) {
   SPS_CUDA(cudaFuncSetAttribute(forward_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
