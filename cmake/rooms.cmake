@@ -4,7 +4,7 @@ add_library(sps_flags INTERFACE)
 target_include_directories(sps_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 target_include_directories(sps_flags SYSTEM INTERFACE ${SPS_TOMLPLUSPLUS} ${SPS_XXHASH})
 target_compile_options(sps_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-fno-math-errno;-fno-trapping-math;-fopenmp>")
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;$<$<BOOL:${SPS_WERROR}>:-Werror>;-fno-math-errno;-fno-trapping-math;-fopenmp>")
 # GCC 12 reports these two in the standard library's strings and in fmt at -O3 (GCC bug 105651): false alarms.
 target_compile_options(sps_flags INTERFACE
   "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict;-Wno-stringop-overflow>")

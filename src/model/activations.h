@@ -39,6 +39,10 @@ struct ReaderActivations {
 struct Activations {
   Tensor x0, p0;  // embedding output of the streams (p0 empty where p starts elsewhere)
   std::vector<StreamActivations> state, pred;
+  // Where a stage treats the rows of both streams alike and with the same weights, they lie one after the
+  // other: here as 2R rows, for one product instead of two, while `state` and `pred` hold the halves. What a
+  // stage does not treat alike stays empty here.
+  std::vector<StreamActivations> both;
   Tensor top;  // state residual above the last block that ran, if anything reads it
   std::vector<ReaderActivations> readers;
   ReaderActivations read_head;
@@ -46,7 +50,8 @@ struct Activations {
     Tensor m, gate, f;  // pooled rows [R, d], their input gate [R, 1], the FFN's output [R, d]
   };
   std::vector<Pool> pool;
-  Tensor delta_x, delta_p;              // sub-layer output on its way to the next residual addition
+  Tensor delta_x, delta_p;  // sub-layer output on its way to the next residual addition
+  Tensor delta_both;
   Tensor final_s, final_n, final_rstd;  // rows that carry a loss
   Tensor nll;                           // [R, 1] f32
 };
@@ -63,6 +68,7 @@ struct Gradients {
     bool live = false;  // residual holds a gradient
   };
   Stream x, p;
+  Stream both;  // as in Activations; `live` is not looked at
   Tensor h, f;  // FFN: of its hidden rows; of the pooled FFN's output, then of its input
   Tensor reader_n, fold,
       unit_gain;              // readers: d of n, d of the folded weight, gradient sink of the unit gain

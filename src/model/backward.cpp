@@ -100,26 +100,48 @@ void Model::backward_stage(const Stage& stage) {
   const bool p = stage.pred >= 0 && plan_.pred[size_t(stage.pred)] != Need::none;
   const bool x_rows = x && plan_.state[size_t(stage.state)] >= Need::pool;
   const bool p_rows = p && plan_.pred[size_t(stage.pred)] >= Need::pool;
+  const StreamActivations& both = a_.both[size_t(&stage - plan_.stages.data())];
+  // Together only where both carry a gradient.
+  const bool tail = !both.o.empty() && g_.x.live && g_.p.live;
+  const auto block = [&](const Walk& w) { return &w == &p_ ? stage.pred : stage.state; };
   if (pools()) {
     if (x_rows || p_rows) backward_pooled(stage.state);
+    each_stream_backward(x_rows, p_rows, tail,
+                         [&](Walk& w, Gradients::Stream& g) { backward_norm2(w, g, block(w)); });
   } else {
-    if (p_rows) backward_ffn(p_, g_.p, stage.pred);
-    if (x_rows) backward_ffn(x_, g_.x, stage.state);
+    each_stream_backward(x_rows, p_rows, tail,
+                         [&](Walk& w, Gradients::Stream& g) { backward_ffn(w, g, block(w)); });
   }
-  if (p_rows) backward_out(p_, g_.p, stage.pred);
-  if (x_rows) backward_out(x_, g_.x, stage.state);
+  each_stream_backward(x_rows, p_rows, tail,
+                       [&](Walk& w, Gradients::Stream& g) { backward_out(w, g, block(w)); });
   if (x_rows || p_rows) backward_attention(stage);
+  if (level) backward_readers(stage.state);
+  if (x && p && !both.qkv.empty() && g_.x.live && g_.p.live && !g_.level_live[size_t(stage.state)] &&
+      g_.late_kv[size_t(stage.state)].empty()) {
+    backward_projections(both_, g_.both, stage.state);
+    return;
+  }
   if (p) {
     if (stage.pred == 0 && plan_.constant_start)
       backward_constant_start();
     else
       backward_projections(p_, g_.p, stage.pred);
   }
-  if (level) backward_readers(stage.state);
   if (x) {
     add_level_gradient(stage.state, g_.x);
     backward_projections(x_, g_.x, stage.state);
   }
+}
+
+template <class SubLayer>
+void Model::each_stream_backward(bool x, bool p, bool together, SubLayer&& sub_layer) {
+  if (x && p && together) {
+    g_.both.live = true;
+    sub_layer(both_, g_.both);
+    return;
+  }
+  if (p) sub_layer(p_, g_.p);
+  if (x) sub_layer(x_, g_.x);
 }
 
 // Puts a level's collected gradient onto the stream's residual.
@@ -147,7 +169,7 @@ void Model::backward_ffn(Walk& w, Gradients::Stream& g, int64_t b) {
 
 // All but the gradient of `in`, what the FFN read. gate_up is overwritten by its gradient.
 void Model::backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out) {
-  const Tensor dh = g_.h.cols_from(0, s.h.cols);
+  const Tensor dh = g_.h.rows_from(0, s.h.rows).cols_from(0, s.h.cols);
   ops::linear_backward_weight(ex_, d_out, s.h, grad(p.down));
   ops::swiglu_linear_backward(ex_, d_out, weight(p.down), s.gate_up, dh, s.gate_up);
   ops::linear_backward_weight(ex_, s.gate_up, in, grad(p.gate_up));
@@ -175,8 +197,6 @@ void Model::backward_pooled(int64_t b) {
   backward_swiglu(w, x, pool.m, g_.f);
   ops::linear_backward_input(ex_, x.gate_up, weight(w.gate_up), g_.f);
   ops::pool_backward(ex_, g_.f, x.n2, p.n2, master(w.pool_in), pool.gate, g_.x.n, g_.p.n, grad(w.pool_in));
-  backward_norm2(p_, g_.p, b);
-  backward_norm2(x_, g_.x, b);
 }
 
 void Model::backward_out(Walk& w, Gradients::Stream& g, int64_t b) {
@@ -200,8 +220,8 @@ void Model::backward_projections(Walk& w, Gradients::Stream& g, int64_t b) {
   const Tensor dqkv = g.qkv.cols_from(0, s.qkv.cols);
   if (query) {
     const Tensor dq = dqkv.cols_from(0, s.q.cols);
-    ops::rope_backward(ex_, dq, w.tower->heads, rope(b), input_.positions, qk_norm(p.q_norm), s.q_in,
-                       s.q_rstd, dq, head_gain_grad(p.q_norm));
+    ops::rope_backward(ex_, dq, w.tower->heads, rope(b), positions(w), qk_norm(p.q_norm), s.q_in, s.q_rstd,
+                       dq, head_gain_grad(p.q_norm));
   }
   if (keys) {
     const int64_t from = s.q.cols, half = s.k.cols;
@@ -213,7 +233,7 @@ void Model::backward_projections(Walk& w, Gradients::Stream& g, int64_t b) {
       from_k = late.cols_from(0, half);
       ops::copy_rows(ex_, late.cols_from(half, half), dv);
     }
-    ops::rope_backward(ex_, from_k, w.tower->kv_heads, rope(b), input_.positions, qk_norm(p.k_norm), s.k_in,
+    ops::rope_backward(ex_, from_k, w.tower->kv_heads, rope(b), positions(w), qk_norm(p.k_norm), s.k_in,
                        s.k_rstd, dk, head_gain_grad(p.k_norm));
   }
   ops::linear_backward_weight(ex_, dqkv, s.n1, qkv_weight(p, query, keys, true));

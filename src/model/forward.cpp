@@ -31,8 +31,8 @@ void Model::begin(const ModelInput& input) {
   Pass& pass = passes_[pass_];
   collect(pass);
   // Final norm, head and loss run over the rows that carry a loss.
-  auto* const lists = reinterpret_cast<int32_t*>(pass.lists.data());
-  int32_t *const picked = lists + 3 * options_.max_rows, *const targets = lists + 4 * options_.max_rows;
+  int32_t* const picked = pass.list(kPicked, options_.max_rows);
+  int32_t* const targets = pass.list(kTargets, options_.max_rows);
   picked_count_ = 0;
   for (int64_t r = 0; r < int64_t(input.targets.size()); ++r) {
     const int32_t target = input.targets[size_t(r)];
@@ -46,23 +46,58 @@ void Model::begin(const ModelInput& input) {
 // Names the lists of the pass where the operations can read them, and brings them there.
 void Model::put_input() {
   Pass& pass = passes_[pass_];
-  auto* const lists = reinterpret_cast<int32_t*>(pass.lists.data());
-  const auto rows = size_t(input_.rows()), most = size_t(options_.max_rows), n = size_t(picked_count_);
-  pass.picked = picked_ = {lists + 3 * most, n};
-  pass.targets = picked_targets_ = {lists + 4 * most, n};
+  const int64_t most = options_.max_rows;
+  const auto rows = size_t(input_.rows()), n = size_t(picked_count_);
+  const auto put = [&](std::span<const int32_t> numbers, List list, size_t from = 0) {
+    std::copy(numbers.begin(), numbers.end(), pass.list(list, most) + from);
+  };
+  put(input_.tokens, kTokens);
+  put(input_.document_start, kStarts);
+  put(input_.positions, kPositions);
+  put(input_.positions, kPositions, rows);  // right behind: one list for the rows of both streams
+  pass.picked = {pass.list(kPicked, most), n};
+  pass.targets = {pass.list(kTargets, most), n};
   picked_all_ = n == rows;
-  if (ex_.device == Device::cpu) return;
-  std::copy(input_.tokens.begin(), input_.tokens.end(), lists);
-  std::copy(input_.document_start.begin(), input_.document_start.end(), lists + most);
-  std::copy(input_.positions.begin(), input_.positions.end(), lists + 2 * most);
-  const auto* const there = reinterpret_cast<const int32_t*>(indices_.data());
-  copy_bytes(ex_, indices_.data(), lists, 5 * most * sizeof(int32_t));
-  input_.tokens = {there, rows};
-  input_.document_start = {there + most, rows};
-  input_.positions = {there + 2 * most, rows};
+
+  const int32_t* there = pass.list(kTokens, most);
+  if (ex_.device == Device::cuda) {
+    copy_bytes(ex_, indices_.data(), there, size_t(kLists * most) * sizeof(int32_t));
+    there = reinterpret_cast<const int32_t*>(indices_.data());
+  }
+  const auto at = [&](List list, size_t count) {
+    return std::span<const int32_t>{there + list * most, count};
+  };
+  input_.tokens = at(kTokens, rows);
+  input_.document_start = at(kStarts, rows);
+  input_.positions = at(kPositions, rows);
   input_.targets = {};
-  picked_ = {there + 3 * most, n};
-  picked_targets_ = {there + 4 * most, n};
+  positions_of_both_ = at(kPositions, 2 * rows);
+  picked_ = at(kPicked, n);
+  picked_targets_ = at(kTargets, n);
+}
+
+template <class SubLayer>
+void Model::each_stream(bool x, bool p, bool together, SubLayer&& sub_layer) {
+  const auto adjacent = [](const Tensor& a, const Tensor& b) {
+    return a.rows == b.rows && a.dense() && b.dense() &&
+           static_cast<std::byte*>(a.data) + size_t(a.count()) * dtype_size(a.dtype) == b.data;
+  };
+  if (x && p && together && adjacent(x_.residual, p_.residual)) {
+    // The state's rows come first, so what begins there is both.
+    const auto twice = [](Tensor t) {
+      t.rows *= 2;
+      return t;
+    };
+    both_.residual = twice(x_.residual), both_.delta = a_.delta_both;
+    both_.pending = x_.pending, both_.normed = x_.normed;
+    sub_layer(both_);
+    const int64_t rows = input_.rows();
+    x_.residual = both_.residual.rows_from(0, rows), p_.residual = both_.residual.rows_from(rows, rows);
+    x_.pending = p_.pending = both_.pending, x_.normed = p_.normed = both_.normed;
+    return;
+  }
+  if (x) sub_layer(x_);
+  if (p) sub_layer(p_);
 }
 
 void Model::forward() {
@@ -77,22 +112,22 @@ void Model::forward() {
     if (first_of_pred && config().pred_input == PredInput::state) p_.residual = a_.top, p_.pending = false;
     const bool x = stage.state >= 0 && plan_.state[size_t(stage.state)] != Need::none;
     const bool p = stage.pred >= 0 && plan_.pred[size_t(stage.pred)] != Need::none;
-    if (x) forward_norm1(x_, stage.state);
+    const auto block = [&](const Walk& w) { return &w == &p_ ? stage.pred : stage.state; };
+    const StreamActivations& both = a_.both[size_t(&stage - plan_.stages.data())];
+    each_stream(x, p, !both.n1.empty() && walks_agree(), [&](Walk& w) { forward_norm1(w, block(w)); });
     if (x) forward_readers(stage.state, a_.state[size_t(stage.state)].s1);
-    if (p) forward_norm1(p_, stage.pred);
-    if (x) forward_projections(x_, stage.state);
-    if (p) forward_projections(p_, stage.pred);
+    each_stream(x, p, !both.qkv.empty(), [&](Walk& w) { forward_projections(w, block(w)); });
 
     const bool x_rows = x && plan_.state[size_t(stage.state)] >= Need::pool;
     const bool p_rows = p && plan_.pred[size_t(stage.pred)] >= Need::pool;
     if (x_rows || p_rows) forward_attention(stage);
-    if (x_rows) forward_out(x_, stage.state);
-    if (p_rows) forward_out(p_, stage.pred);
+    const bool tail = !both.o.empty();
+    each_stream(x_rows, p_rows, tail, [&](Walk& w) { forward_out(w, block(w)); });
     if (pools()) {
+      each_stream(x_rows, p_rows, tail, [&](Walk& w) { forward_norm2(w, block(w)); });
       if (x_rows || p_rows) forward_pooled(stage.state);
     } else {
-      if (x_rows) forward_ffn(x_, stage.state);
-      if (p_rows) forward_ffn(p_, stage.pred);
+      each_stream(x_rows, p_rows, tail, [&](Walk& w) { forward_ffn(w, block(w)); });
     }
     if (x && stage.state == alive - 1 && !a_.top.empty()) {
       SPS_CHECK(x_.pending);
@@ -143,10 +178,9 @@ void Model::forward_projections(Walk& w, int64_t b) {
   const bool query = !s.q.empty(), keys = !s.k.empty();
   ops::linear_forward(ex_, s.n1, qkv_weight(p, query, keys, false), s.qkv);
   if (query)
-    ops::rope_forward(ex_, s.q_in, w.tower->heads, rope(b), input_.positions, qk_norm(p.q_norm), s.q_rstd,
-                      s.q);
+    ops::rope_forward(ex_, s.q_in, w.tower->heads, rope(b), positions(w), qk_norm(p.q_norm), s.q_rstd, s.q);
   if (keys) {
-    ops::rope_forward(ex_, s.k_in, w.tower->kv_heads, rope(b), input_.positions, qk_norm(p.k_norm), s.k_rstd,
+    ops::rope_forward(ex_, s.k_in, w.tower->kv_heads, rope(b), positions(w), qk_norm(p.k_norm), s.k_rstd,
                       s.k);
     if (s.v.data != s.v_in.data) ops::copy_rows(ex_, s.v_in, s.v);
   }
@@ -289,7 +323,8 @@ void Model::forward_ffn(Walk& w, int64_t b) {
 // The block's last product, delta = x weight^T, and the norm that begins the next block if there is one.
 void Model::forward_end(Walk& w, int64_t b, Tensor x, Tensor weight) {
   const size_t next = size_t(b + 1);
-  if (next == w.need->size() || (*w.need)[next] == Need::none) {
+  const bool both = &w == &both_;
+  if (next == w.acts->size() || (both ? a_.both[next].n1.empty() : (*w.need)[next] == Need::none)) {
     ops::linear_forward(ex_, x, weight, w.delta);
     w.pending = true;
     return;
@@ -301,8 +336,6 @@ void Model::forward_end(Walk& w, int64_t b, Tensor x, Tensor weight) {
 }
 
 void Model::forward_pooled(int64_t b) {
-  forward_norm2(x_, b);
-  forward_norm2(p_, b);
   StreamActivations &x = a_.state[size_t(b)], &p = a_.pred[size_t(b)];
   const BlockParameters& w = params_.state[size_t(b)];
   const Activations::Pool& pool = a_.pool[size_t(b)];

@@ -76,12 +76,13 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
   const bool gpu = options_.device == Device::cuda;
   for (Pass& pass : passes_) {
     if (!gpu && &pass != &passes_[0]) continue;
-    pass.lists = Bytes(5 * rows * sizeof(int32_t), gpu ? Memory::pinned : Memory::host);
+    pass.lists = Bytes(kLists * rows * sizeof(int32_t), gpu ? Memory::pinned : Memory::host);
     if (gpu) pass.nll = Bytes(rows * sizeof(float), Memory::pinned);
   }
-  if (gpu) indices_ = Bytes(5 * rows * sizeof(int32_t), Memory::device);
+  if (gpu) indices_ = Bytes(kLists * rows * sizeof(int32_t), Memory::device);
   x_ = {&plan_.config.state, &params_.state, &plan_.state, &a_.state, {}, {}, false};
   p_ = {&plan_.config.pred, &params_.pred, &plan_.pred, &a_.pred, {}, {}, false};
+  both_ = {&plan_.config.state, &params_.state, nullptr, &a_.both, {}, {}, false};
 }
 
 Loss Model::train(const ModelInput& input, double scale) {
@@ -124,8 +125,7 @@ void Model::logits(const ModelInput& input, std::span<const int32_t> rows, Tenso
   all.targets = {};
   begin(all);
   SPS_CHECK(int64_t(rows.size()) <= options_.max_rows && out.rows == int64_t(rows.size()));
-  std::copy(rows.begin(), rows.end(),
-            reinterpret_cast<int32_t*>(passes_[pass_].lists.data()) + 3 * options_.max_rows);
+  std::copy(rows.begin(), rows.end(), passes_[pass_].list(kPicked, options_.max_rows));
   picked_count_ = int64_t(rows.size());
   input_ = all;
   put_input();

@@ -77,7 +77,7 @@ class Model {
   struct Walk {
     const Tower* tower;
     const std::vector<BlockParameters>* params;
-    const std::vector<Need>* need;
+    const std::vector<Need>* need;  // null for both streams together
     std::vector<StreamActivations>* acts;
     Tensor delta;          // pending sub-layer output
     Tensor residual;       // current residual
@@ -86,12 +86,17 @@ class Model {
     bool keys(int64_t b) const { return !(*acts)[size_t(b)].k.empty(); }
   };
 
+  // Lists of one number a row. Positions stand there twice, for both streams.
+  enum List : int64_t { kTokens, kStarts, kPositions, kPositionsAgain, kPicked, kTargets, kLists };
   struct Pass {
-    Bytes lists;  // tokens, document starts, positions, picked rows, their targets; `rows` each
+    Bytes lists;  // max_rows numbers for each of kTokens .. kTargets
     Bytes nll;    // of the picked rows
     std::span<const int32_t> picked, targets;
     StreamMark done;
     bool pending = false;  // its loss has not been added up
+    int32_t* list(List list, int64_t max_rows) const {
+      return reinterpret_cast<int32_t*>(lists.data()) + list * max_rows;
+    }
   };
 
   // One FFN reads what the gates make of both streams' rows.
@@ -105,6 +110,14 @@ class Model {
   void collect(Pass& pass);
   void forward();
   void start_prediction();
+  // Runs a sub-layer of a stage: once for the rows of both streams if they lie together, else for each one
+  // that takes part. In the backward pass the prediction stream comes first.
+  template <class SubLayer>
+  void each_stream(bool x, bool p, bool together, SubLayer&& sub_layer);
+  template <class SubLayer>
+  void each_stream_backward(bool x, bool p, bool together, SubLayer&& sub_layer);
+  bool walks_agree() const { return x_.pending == p_.pending && x_.normed == p_.normed; }
+
   void forward_norm1(Walk& w, int64_t b);
   void forward_projections(Walk& w, int64_t b);
   void forward_readers(int64_t level, Tensor residual);
@@ -117,6 +130,9 @@ class Model {
   void forward_pooled(int64_t b);
   void forward_readout();
   std::span<const int32_t> pick() const;
+  std::span<const int32_t> positions(const Walk& w) const {
+    return &w == &both_ ? positions_of_both_ : input_.positions;
+  }
 
   // backward.cpp
   void backward();
@@ -173,11 +189,11 @@ class Model {
   Activations a_;
   Gradients g_;
   int64_t laid_out_rows_ = -1;
-  Walk x_{}, p_{};
+  Walk x_{}, p_{}, both_{};
 
   // The pass under way. Its lists lie where the operations read them.
   ModelInput input_;
-  std::span<const int32_t> picked_, picked_targets_;
+  std::span<const int32_t> positions_of_both_, picked_, picked_targets_;
   int64_t picked_count_ = 0;
   bool picked_all_ = true;
   // What a pass brings along from the CPU and leaves there. On a GPU two take turns, so that the next one can

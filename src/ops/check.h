@@ -106,6 +106,12 @@ inline std::vector<Backend> fast_backends() {
     for (const DType dtype : {DType::f32, DType::bf16}) all.push_back({device, dtype});
   return all;
 }
+// Those and the reference.
+inline std::vector<Backend> all_backends() {
+  std::vector<Backend> all = fast_backends();
+  all.push_back({Device::cpu, DType::f64});
+  return all;
+}
 
 // One call of an operation on a device, with operands that lie in host memory: `on(matrix)` is the tensor to
 // pass. On a GPU it is a copy that goes back into the matrix (padding too) when the call is over, at the end

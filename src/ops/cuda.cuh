@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/bf16.h"
 #include "tensor/cuda.h"
@@ -40,19 +41,52 @@ struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
   T at[N];
 };
 
-// Reads N numbers as floats, and writes them.
+// Reads N numbers as floats; zeros, without looking at p, if not `live`. bf16 stays in pairs until it is
+// converted: half the registers for what is in flight.
+template <int N, class T>
+__device__ inline void load_if(bool live, const T* p, float (&x)[N]) {
+  if constexpr (std::is_same_v<T, bf16> && N % 2 == 0) {
+    Pack<uint32_t, N / 2> pairs{};
+    if (live) pairs = *reinterpret_cast<const Pack<uint32_t, N / 2>*>(p);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      x[i] = __uint_as_float(i % 2 == 0 ? pairs.at[i / 2] << 16 : pairs.at[i / 2] & 0xFFFF0000U);
+  } else {
+    Pack<T, N> pack{};
+    if (live) pack = *reinterpret_cast<const Pack<T, N>*>(p);
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = to_float(pack.at[i]);
+  }
+}
 template <int N, class T>
 __device__ inline void load(const T* p, float (&x)[N]) {
-  const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(p);
-#pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = to_float(pack.at[i]);
+  load_if(true, p, x);
+}
+// 16 bytes in one access, to global or shared memory. Said in PTX because the compiler takes the store of a
+// struct apart and does not always put it together again.
+__device__ inline void store_16_bytes(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 template <int N, class T>
 __device__ inline void store(T* p, const float (&x)[N]) {
-  Pack<T, N> pack;
+  if constexpr (std::is_same_v<T, float> && N % 4 == 0) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) pack.at[i] = from_float<T>(x[i]);
-  *reinterpret_cast<Pack<T, N>*>(p) = pack;
+    for (int i = 0; i < N; i += 4)
+      store_16_bytes(p + i, __float_as_uint(x[i]), __float_as_uint(x[i + 1]), __float_as_uint(x[i + 2]),
+                     __float_as_uint(x[i + 3]));
+  } else if constexpr (std::is_same_v<T, bf16> && N % 8 == 0) {
+    const auto pair = [&](int i) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(x[i], x[i + 1]);
+      return uint32_t{__bfloat16_as_ushort(two.y)} << 16 | __bfloat16_as_ushort(two.x);
+    };
+#pragma unroll
+    for (int i = 0; i < N; i += 8) store_16_bytes(p + i, pair(i), pair(i + 2), pair(i + 4), pair(i + 6));
+  } else {
+    Pack<T, N> pack;
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.at[i] = from_float<T>(x[i]);
+    *reinterpret_cast<Pack<T, N>*>(p) = pack;
+  }
 }
 
 // The same sum in every lane; the order of additions is fixed.

@@ -8,13 +8,19 @@
 namespace sps {
 
 GradientNorm gradient_norm(const Exec& ex, const ParameterStore& store) {
-  GradientNorm g;
-  double squares = 0;
+  std::vector<size_t> trained;
+  std::vector<Tensor> gradients;
   for (size_t i = 0; i < store.list().size(); ++i) {
     if (store.list()[i].frozen) continue;
-    const double s = ops::sum_of_squares(ex, store.gradient(int(i)));
-    if (!std::isfinite(s) && g.not_finite.empty()) g.not_finite = store.list()[i].name;
-    squares += s;
+    trained.push_back(i);
+    gradients.push_back(store.gradient(int(i)));
+  }
+  const std::vector<double> sums = ops::sums_of_squares(ex, gradients);
+  GradientNorm g;
+  double squares = 0;
+  for (size_t k = 0; k < sums.size(); ++k) {
+    if (!std::isfinite(sums[k]) && g.not_finite.empty()) g.not_finite = store.list()[trained[k]].name;
+    squares += sums[k];
   }
   g.norm = std::sqrt(squares);
   return g;
@@ -37,15 +43,17 @@ AdamWOptimizer::AdamWOptimizer(const ParameterStore& store) : list_(store.list()
 void AdamWOptimizer::step(const Exec& ex, ParameterStore& store, ops::AdamW settings, double scale) {
   const double decay = settings.decay;
   settings.scale = scale;
+  std::vector<ops::AdamWUpdate> updates;
   for (size_t i = 0; i < list_.size(); ++i) {
     if (list_[i].frozen) continue;
     const int64_t n = list_[i].count();
     settings.decay = list_[i].decays() ? decay : 0;
     settings.t = ++steps_[i];
     const Tensor rounded = store.compute() == DType::bf16 ? store.rounded(int(i)).reshaped(1, n) : Tensor{};
-    ops::adamw(ex, settings, store.weight(int(i)).reshaped(1, n), store.gradient(int(i)).reshaped(1, n),
-               m_[i], v_[i], rounded);
+    updates.push_back({settings, store.weight(int(i)).reshaped(1, n), store.gradient(int(i)).reshaped(1, n),
+                       m_[i], v_[i], rounded});
   }
+  ops::adamw(ex, updates);
 }
 
 void AdamWOptimizer::adopt(const AdamWOptimizer& other) {

@@ -76,6 +76,7 @@ TEST_F(GpuTrainerTest, ContinuesToTheSameBytesFromAnyStep) {
   for (const char* family : {"sps", "sequential"}) {
     RunConfig c = run(std::string("whole-") + family, family, "bf16");
     if (std::string(family) == "sequential") c.model.window = kWindowAuto;
+    c.train.eval_every_tokens = c.train.save_every_tokens = 4 * 640;
     Trainer(c).run();
     const auto want = folder_content(c.run_dir() / "checkpoints");
     for (const int64_t at : {1, 7}) {

@@ -7,6 +7,8 @@
 //          the new weights rounded to bf16.  t counts from 1. `scale` carries gradient clipping.
 #pragma once
 
+#include <span>
+
 #include "tensor/exec.h"
 
 namespace sps::ops {
@@ -18,5 +20,12 @@ struct AdamW {
 };
 
 void adamw(const Exec& ex, const AdamW& p, Tensor w, Tensor grad, Tensor m, Tensor v, Tensor w_act);
+
+// The same for many tensors, each with settings of its own; on a GPU dozens of them in one launch.
+struct AdamWUpdate {
+  AdamW settings;
+  Tensor w, grad, m, v, w_act;
+};
+void adamw(const Exec& ex, std::span<const AdamWUpdate> updates);
 
 }  // namespace sps::ops

@@ -10,17 +10,7 @@ namespace sps::ops {
 
 namespace {
 
-// The scalars of a step, folded in double and rounded once.
-struct Step {
-  float scale, beta1, grad1, beta2, grad2, rate, correct, eps, decay;
-};
-
-// Moments below this are zero. A weight whose gradient stays zero would otherwise drag its moments through
-// the denormal numbers for good (0.9 times the smallest one rounds to itself), which processors compute
-// ten times as slowly. Neither moment is visible next to eps at that size.
-constexpr float kVanished = 1e-36F;
-
-void update(const Step& s, const float* grad, float* w, float* m, float* v, int64_t n) {
+void update(const AdamWStep& s, const float* grad, float* w, float* m, float* v, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const float g = s.scale * grad[i];
@@ -42,16 +32,7 @@ void update(const Step& s, const float* grad, float* w, float* m, float* v, int6
 
 void adamw_cpu(const AdamW& p, Tensor w, Tensor grad, Tensor m, Tensor v, Tensor w_act) {
   constexpr int64_t kBlock = 1 << 15, kStrip = 1 << 11;
-  const double correct1 = 1 - std::pow(p.beta1, double(p.t)), correct2 = 1 - std::pow(p.beta2, double(p.t));
-  const Step s{float(p.scale),
-               float(p.beta1),
-               float(1 - p.beta1),
-               float(p.beta2),
-               float(1 - p.beta2),
-               float(p.lr / correct1),
-               float(1 / std::sqrt(correct2)),
-               float(p.eps),
-               float(p.lr * p.decay)};
+  const AdamWStep s(p);
   parallel_chunks(w.cols, kBlock, [&](int64_t begin, int64_t end) {
     // The copy follows in strips that are still in the first-level cache.
     for (int64_t i = begin; i < end; i += kStrip) {

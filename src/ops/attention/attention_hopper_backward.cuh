@@ -150,7 +150,7 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
             const TileRange visited = tile_range(p, p.queries[stream].band[work.order[at]], range);
             step.turn += at > place ? visited.last - visited.first : visited.last - 1 - tile;
           }
-          const QueryRange::Keys seen = range.keys(p.queries[stream].band[set]);
+          const TileKeys seen = range.keys(p.queries[stream].band[set]);
 #pragma unroll
           for (int group = 0; group < Shape::kGroups; ++group) {
             const int j0 = tile * Shape::kKeys + 64 * group;

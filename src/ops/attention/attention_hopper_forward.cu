@@ -287,7 +287,7 @@ class Consumer {
                                             const int32_t* starts) {
     barrier_wait(k_full(), ring_.parity());
     barrier_wait(v_full(), ring_.parity());
-    QueryRange::Keys own{{0, 0}, {0, 0}};
+    TileKeys own{{0, 0}, {0, 0}};
     if (first <= last) own = QueryRange(starts, first, last).keys(band);
 #pragma unroll 1
     for (int half = 1; half >= 0; --half) {

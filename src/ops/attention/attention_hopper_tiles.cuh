@@ -16,7 +16,7 @@ struct TileRange {
 };
 __device__ __forceinline__ TileRange tile_range(const Problem& p, DeviceBand band,
                                                 const QueryRange& queries) {
-  const QueryRange::Keys keys = queries.keys(band);
+  const TileKeys keys = queries.keys(band);
   TileRange r{0, (p.length + kTileKeys - 1) / kTileKeys, 0, 0};
   if (p.skip_tiles) {
     r.first = max(keys.any.begin, 0) / kTileKeys;

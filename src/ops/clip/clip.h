@@ -5,11 +5,16 @@
 // the caller checks the norm and skips the step.
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "tensor/exec.h"
 
 namespace sps::ops {
 
 double sum_of_squares(const Exec& ex, Tensor x);  // x: any number of rows, f32 or f64
+// Of several tensors at once: on a GPU in a few launches, and the host waits for it once.
+std::vector<double> sums_of_squares(const Exec& ex, std::span<const Tensor> xs);
 double clip_factor(double norm, double limit);
 
 }  // namespace sps::ops

@@ -8,11 +8,17 @@ namespace {
 
 const Exec ex;
 
+double sum_on(Device device, const Matrix& x) {
+  OnDevice on(device);
+  return sum_of_squares(on.exec(), on(x));
+}
+
 TEST(Clip, SumOfSquaresByHand) {
-  for (const DType dtype : {DType::f64, DType::f32}) {
+  for (const auto& [device, dtype] : all_backends()) {
+    if (dtype == DType::bf16) continue;
     Matrix x(dtype, 2, 2);
     x.set(0, 0, 1), x.set(0, 1, -2), x.set(1, 0, 3), x.set(1, 1, 0.5);
-    EXPECT_EQ(sum_of_squares(ex, x), 14.25);
+    EXPECT_EQ(sum_on(device, x), 14.25);
   }
 }
 
@@ -20,13 +26,14 @@ TEST(Clip, SumOfSquaresByHand) {
 TEST(Clip, FastCodeMatchesReference) {
   for (const int64_t rows : {1, 3, 100, 257})
     for (const int64_t cols : {1, 8, 48, 200, 513, 70000})
-      for (const int64_t pad : {0, 5}) {
+      for (const int64_t pad : {0, 5, 8}) {
         if (rows * cols > 1'000'000) continue;
         Matrix x(DType::f32, rows, cols, cols + pad);
         x.fill(0).randomise(1, "x");
         const double want = sum_of_squares(ex, x.to(DType::f64));
         const double bound = 2 * double(x->count()) * 0x1p-53 * want;
-        EXPECT_NEAR(sum_of_squares(ex, x), want, bound) << rows << " x " << cols << " pad " << pad;
+        for (const Device device : test_devices())
+          EXPECT_NEAR(sum_on(device, x), want, bound) << rows << " x " << cols << " pad " << pad;
       }
 }
 
@@ -38,28 +45,58 @@ TEST(Clip, GapsAreNotCounted) {
   for (int64_t r = 0; r < 5; ++r)
     for (int64_t c = 0; c < 4; ++c) x.set(r, c, 2);
   EXPECT_EQ(sum_of_squares(ex, left), 80);
+  for (const Device device : test_devices()) {
+    OnDevice on(device);
+    EXPECT_EQ(sum_of_squares(on.exec(), on(left, x.whole())), 80);
+  }
 }
 
 TEST(Clip, NothingHasNormZero) {
-  EXPECT_EQ(sum_of_squares(ex, Matrix(DType::f32, 0, 8)), 0);
-  EXPECT_EQ(sum_of_squares(ex, Matrix(DType::f32, 3, 0)), 0);
+  for (const Device device : test_devices()) {
+    EXPECT_EQ(sum_on(device, Matrix(DType::f32, 0, 8)), 0);
+    EXPECT_EQ(sum_on(device, Matrix(DType::f32, 3, 0)), 0);
+  }
+}
+
+// More tensors than one launch takes, empty ones among them.
+TEST(Clip, ManyAtOnceAreTheSameOneByOne) {
+  for (const Device device : test_devices()) {
+    std::vector<Matrix> xs;
+    for (int64_t i = 0; i < 130; ++i) {
+      const int64_t cols = i == 61 ? 40'000 : i;
+      xs.emplace_back(DType::f32, 1 + i % 3, cols, cols + i % 2);
+      xs.back().randomise(uint64_t(i), "x");
+    }
+    std::vector<double> sums;
+    {
+      OnDevice on(device);
+      std::vector<Tensor> tensors;
+      for (const Matrix& x : xs) tensors.push_back(on(x));
+      sums = sums_of_squares(on.exec(), tensors);
+    }
+    ASSERT_EQ(sums.size(), xs.size());
+    for (size_t i = 0; i < xs.size(); ++i) EXPECT_EQ(sums[i], sum_on(device, xs[i])) << i;
+  }
 }
 
 // Squares that overflow or vanish in f32 do not in double.
 TEST(Clip, RangeIsThatOfDouble) {
   Matrix x(DType::f32, 1, 100);
-  EXPECT_NEAR(std::sqrt(sum_of_squares(ex, x.fill(1e30))), 1e31, 1e25);
-  EXPECT_NEAR(std::sqrt(sum_of_squares(ex, x.fill(1e-30))), 1e-29, 1e-35);
+  for (const Device device : test_devices()) {
+    EXPECT_NEAR(std::sqrt(sum_on(device, x.fill(1e30))), 1e31, 1e25);
+    EXPECT_NEAR(std::sqrt(sum_on(device, x.fill(1e-30))), 1e-29, 1e-35);
+  }
 }
 
 // A finite loss can come with a gradient that is not: one bad entry anywhere must be seen in the norm.
 TEST(Clip, NonFiniteEntriesReachTheNorm) {
-  for (const DType dtype : {DType::f64, DType::f32})
+  for (const auto& [device, dtype] : all_backends())
     for (const double bad : {double(NAN), double(INFINITY), -double(INFINITY)})
       for (const int64_t at : {0, 1, 32767, 32768, 69999}) {
+        if (dtype == DType::bf16) continue;
         Matrix x(dtype, 1, 70000);
         x.set(0, at, bad);
-        EXPECT_FALSE(std::isfinite(sum_of_squares(ex, x))) << bad << " at " << at;
+        EXPECT_FALSE(std::isfinite(sum_on(device, x))) << bad << " at " << at;
       }
 }
 

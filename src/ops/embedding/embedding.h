@@ -4,6 +4,8 @@
 // Shapes   ids [rows] in [0, table.rows); table [vocab, d]; vector [1, d] or empty; y [rows, d]
 // Types    table, vector, y and all gradients: f32 (f64 in the reference); the residual stream starts in f32
 // Gradient dtable[ids[r]] += dy[r]  (equal ids add in row order);  dvector += sum_r dy[r]
+//          On a GPU the rows, sorted by id, are added up in lists of 32, then the lists of an id in their
+//          order.
 #pragma once
 
 #include <span>

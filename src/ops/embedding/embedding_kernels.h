@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "tensor/tensor.h"
+#include "tensor/exec.h"
 
 namespace sps::ops {
 
@@ -12,5 +12,10 @@ void embedding_backward_ref(std::span<const int32_t> ids, Tensor dy, Tensor dtab
 
 void embedding_forward_cpu(std::span<const int32_t> ids, Tensor table, Tensor vector, Tensor y);
 void embedding_backward_cpu(std::span<const int32_t> ids, Tensor dy, Tensor dtable, Tensor dvector);
+
+void embedding_forward_cuda(const Exec& ex, std::span<const int32_t> ids, Tensor table, Tensor vector,
+                            Tensor y);
+void embedding_backward_cuda(const Exec& ex, std::span<const int32_t> ids, Tensor dy, Tensor dtable,
+                             Tensor dvector);
 
 }  // namespace sps::ops

@@ -2,6 +2,7 @@
 
 #include "ops/gates/gates_kernels.h"
 #include "ops/rowwise.h"
+#include "tensor/device.h"
 
 namespace sps::ops {
 
@@ -12,8 +13,7 @@ struct Types {
 };
 
 Types types_of(const Exec& ex, const Tensor& rows) {
-  SPS_CHECK(ex.device == Device::cpu);
-  SPS_CHECK(rows.dtype == DType::f64 || is_act(rows.dtype));
+  SPS_CHECK(is_act(rows.dtype) || (rows.dtype == DType::f64 && ex.device == Device::cpu));
   return {rows.dtype, rows.dtype == DType::f64 ? DType::f64 : DType::f32};
 }
 
@@ -27,6 +27,8 @@ void pool_forward(const Exec& ex, Tensor a, Tensor p, Tensor w_in, Tensor g, Ten
   const auto [act, wide] = types_of(ex, a);
   const int64_t rows = a.rows, d = a.cols;
   SPS_CHECK(is(p, act, rows, d) && is(m, act, rows, d) && is(w_in, wide, 1, 2 * d) && is(g, wide, rows, 1));
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda) return pool_forward_cuda(ex, a, p, w_in, g, m);
   wide == DType::f64 ? pool_forward_ref(a, p, w_in, g, m) : pool_forward_cpu(a, p, w_in, g, m);
 }
 
@@ -36,6 +38,8 @@ void pool_backward(const Exec& ex, Tensor dm, Tensor a, Tensor p, Tensor w_in, T
   const int64_t rows = a.rows, d = a.cols;
   SPS_CHECK(is(dm, act, rows, d) && is(p, act, rows, d) && is(da, act, rows, d) && is(dp, act, rows, d));
   SPS_CHECK(is(w_in, wide, 1, 2 * d) && is(dw_in, wide, 1, 2 * d) && is(g, wide, rows, 1));
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda) return pool_backward_cuda(ex, dm, a, p, w_in, g, da, dp, dw_in);
   wide == DType::f64 ? pool_backward_ref(dm, a, p, w_in, g, da, dp, dw_in)
                      : pool_backward_cpu(dm, a, p, w_in, g, da, dp, dw_in);
 }
@@ -45,12 +49,13 @@ void scatter_forward(const Exec& ex, Tensor a, Tensor p, Tensor f, Tensor w_a, T
   const auto [act, wide] = types_of(ex, f);
   const int64_t rows = f.rows, d = f.cols;
   SPS_CHECK(is(p, act, rows, d) && is(out_p, act, rows, d) && is(w_p, wide, 1, d) && is(s_p, wide, rows, 1));
-  const auto one = wide == DType::f64 ? scatter_forward_ref : scatter_forward_cpu;
-  if (out_a) {
+  if (out_a)
     SPS_CHECK(is(a, act, rows, d) && is(out_a, act, rows, d) && is(w_a, wide, 1, d) &&
               is(s_a, wide, rows, 1));
-    one(a, f, w_a, s_a, out_a);
-  }
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda) return scatter_forward_cuda(ex, a, p, f, w_a, w_p, s_a, s_p, out_a, out_p);
+  const auto one = wide == DType::f64 ? scatter_forward_ref : scatter_forward_cpu;
+  if (out_a) one(a, f, w_a, s_a, out_a);
   one(p, f, w_p, s_p, out_p);
 }
 
@@ -65,6 +70,9 @@ void scatter_backward(const Exec& ex, Tensor d_out_a, Tensor d_out_p, Tensor a, 
     SPS_CHECK(is(d_out_a, act, rows, d) && is(a, act, rows, d));
     SPS_CHECK(is(w_a, wide, 1, d) && is(dw_a, wide, 1, d) && is(s_a, wide, rows, 1));
   }
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda)
+      return scatter_backward_cuda(ex, d_out_a, d_out_p, a, p, f, w_a, w_p, s_a, s_p, df, da, dp, dw_a, dw_p);
   const auto backward = wide == DType::f64 ? scatter_backward_ref : scatter_backward_cpu;
   backward(d_out_a, d_out_p, a, p, f, w_a, w_p, s_a, s_p, df, da, dp, dw_a, dw_p);
 }

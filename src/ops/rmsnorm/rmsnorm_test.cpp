@@ -13,6 +13,7 @@ struct Case {
   int64_t rows, d;
   bool delta = true, one_row = false, in_place = false, residual = true, copy = true;
   std::vector<int32_t> pick = {};
+  bool wide = false;  // rows start where wide accesses may: the GPU has kernels for these, and for all others
   int64_t out_rows() const { return pick.empty() ? rows : int64_t(pick.size()); }
 };
 
@@ -38,13 +39,23 @@ std::vector<Case> cases() {
         {.rows = rows, .d = d, .delta = false, .residual = false, .copy = false, .pick = every_third(rows)});
     all.push_back({.rows = rows, .d = d, .one_row = true, .residual = false, .pick = every_third(rows)});
   }
+  // Each shape of a GPU's groups of threads, and more rows than its blocks take at once.
+  for (const int64_t d : {8, 48, 200, 264, 1000, 1032, 2056, 4104})
+    for (const Case& c : std::vector<Case>(all.begin() + 9, all.begin() + 18)) {
+      all.push_back(c);
+      all.back().d = d, all.back().rows = d > 1000 ? 5 : 70, all.back().wide = true;
+      if (!c.pick.empty()) all.back().pick = every_third(all.back().rows);
+    }
+  for (const int64_t d : {129, 1025}) all.push_back({.rows = 9, .d = d});
+  all.push_back({.rows = 3500, .d = 16, .wide = true});
   return all;
 }
 
 std::string describe(const Case& c, DType act) {
-  return fmt::format("{} rows {} d {}{}{}{}{}{} picked {}", dtype_name(act), c.rows, c.d,
-                     c.delta ? " delta" : "", c.one_row ? " one_row" : "", c.in_place ? " in_place" : "",
-                     c.residual ? " residual" : "", c.copy ? " copy" : "", c.pick.size());
+  return fmt::format("{} rows {} d {}{}{}{}{}{}{} picked {}", dtype_name(act), c.rows, c.d,
+                     c.wide ? " wide" : "", c.delta ? " delta" : "", c.one_row ? " one_row" : "",
+                     c.in_place ? " in_place" : "", c.residual ? " residual" : "", c.copy ? " copy" : "",
+                     c.pick.size());
 }
 
 // All tensors of a case. `of` draws them in the given act dtype; in_double holds the same numbers in f64.
@@ -54,16 +65,17 @@ struct Data {
   static Data of(const Case& c, DType act) {
     const DType wide = act == DType::f64 ? DType::f64 : DType::f32;
     const int64_t n = c.out_rows();
-    Data t{Matrix(wide, c.one_row ? 1 : c.rows, c.d, c.d + 4),
-           Matrix(act, c.rows, c.d, c.d + 3),
+    const auto stride = [&](int64_t padding) { return c.d + padding * (c.wide ? 8 : 1); };
+    Data t{Matrix(wide, c.one_row ? 1 : c.rows, c.d, stride(4)),
+           Matrix(act, c.rows, c.d, stride(3)),
            Matrix(wide, 1, c.d),
-           Matrix(wide, n, c.d, c.d + 7),
-           Matrix(act, n, c.d, c.d + 1),
+           Matrix(wide, n, c.d, stride(7)),
+           Matrix(act, n, c.d, stride(1)),
            Matrix(wide, n, 1, 2),
-           Matrix(act, n, c.d, c.d + 2),
-           Matrix(wide, n, c.d, c.d + 5),
-           Matrix(wide, c.rows, c.d, c.d + 6),
-           Matrix(act, c.rows, c.d, c.d + 8),
+           Matrix(act, n, c.d, stride(2)),
+           Matrix(wide, n, c.d, stride(5)),
+           Matrix(wide, c.rows, c.d, stride(6)),
+           Matrix(act, c.rows, c.d, stride(8)),
            Matrix(wide, 1, c.d)};
     t.x.randomise(1, "x", 1.5);
     t.delta.randomise(1, "delta", 0.7, 0.1);
@@ -82,13 +94,16 @@ struct Data {
             dy.to(f64), dres.to(f64),  ds.to(f64),   ds_act.to(f64), dgain.to(f64)};
   }
 
-  void forward(const Case& c) const {
-    rmsnorm_forward({}, x, c.delta ? *delta : Tensor{}, gain, kEps, c.in_place && !c.one_row ? *x : *s, y,
-                    rstd, c.pick);
+  void forward(const Case& c, Device device = Device::cpu) const {
+    OnDevice on(device);
+    rmsnorm_forward(on.exec(), on(x), c.delta ? on(delta) : Tensor{}, on(gain), kEps,
+                    on(c.in_place && !c.one_row ? x : s), on(y), on(rstd), on.ids(c.pick));
   }
-  void backward(const Case& c) const {
-    rmsnorm_backward({}, dy, c.in_place && !c.one_row ? *x : *s, gain, rstd, c.residual ? *dres : Tensor{},
-                     c.in_place && c.residual ? *dres : *ds, c.copy ? *ds_act : Tensor{}, dgain, c.pick);
+  void backward(const Case& c, Device device = Device::cpu) const {
+    OnDevice on(device);
+    rmsnorm_backward(on.exec(), on(dy), on(c.in_place && !c.one_row ? x : s), on(gain), on(rstd),
+                     c.residual ? on(dres) : Tensor{}, on(c.in_place && c.residual ? dres : ds),
+                     c.copy ? on(ds_act) : Tensor{}, on(dgain), on.ids(c.pick));
   }
 };
 
@@ -134,18 +149,18 @@ TEST(RmsNorm, GradientMatchesCentralDifferences) {
 }
 
 TEST(RmsNorm, FastMatchesReference) {
-  for (const DType act : {DType::f32, DType::bf16})
+  for (const auto& [device, act] : fast_backends())
     for (const Case& c : cases()) {
       SCOPED_TRACE(describe(c, act));
       Data fast = Data::of(c, act);
       Data want = fast.in_double();
-      fast.forward(c);
+      fast.forward(c, device);
       want.forward(c);
       SPS_EXPECT_CLOSE(fast.y, want.y, tolerance(act));
       SPS_EXPECT_CLOSE(fast.rstd, want.rstd, tolerance(DType::f32));
       SPS_EXPECT_CLOSE(fast.s, want.s, tolerance(DType::f32));
       SPS_EXPECT_CLOSE(fast.x, want.x, tolerance(DType::f32));
-      fast.backward(c);
+      fast.backward(c, device);
       want.backward(c);
       SPS_EXPECT_CLOSE(fast.ds, want.ds, tolerance(DType::f32));
       SPS_EXPECT_CLOSE(fast.dres, want.dres, tolerance(DType::f32));
@@ -155,18 +170,18 @@ TEST(RmsNorm, FastMatchesReference) {
 }
 
 TEST(RmsNorm, GatherIsTheNormOfTheGatheredRows) {
-  for (const DType act : {DType::f64, DType::f32, DType::bf16}) {
+  for (const auto& [device, act] : all_backends()) {
     const Case c{.rows = 200, .d = 48, .residual = false, .pick = every_third(200)};
     const Case plain{.rows = 200, .d = 48, .residual = false};
     Data picked = Data::of(c, act), all = Data::of(plain, act);
-    picked.forward(c);
-    all.forward(plain);
+    picked.forward(c, device);
+    all.forward(plain, device);
     for (int64_t r = 0; r < c.out_rows(); ++r)
       for (int64_t i = 0; i < c.d; ++i) {
         ASSERT_EQ(picked.y.get(r, i), all.y.get(c.pick[size_t(r)], i));
         ASSERT_EQ(picked.s.get(r, i), all.s.get(c.pick[size_t(r)], i));
       }
-    picked.backward(c);
+    picked.backward(c, device);
     size_t next = 0;
     for (int64_t r = 0; r < c.rows; ++r) {
       const bool zero = next >= c.pick.size() || c.pick[next] != r;
@@ -180,7 +195,7 @@ TEST(RmsNorm, GatherIsTheNormOfTheGatheredRows) {
 }
 
 TEST(RmsNorm, PickingNoRowGivesZeroGradient) {
-  for (const DType act : {DType::f64, DType::f32, DType::bf16}) {
+  for (const auto& [device, act] : all_backends()) {
     const DType wide = act == DType::f64 ? DType::f64 : DType::f32;
     Matrix x(wide, 5, 8), gain(wide, 1, 8), ds(wide, 5, 8), ds_act(act, 5, 8), dgain(wide, 1, 8);
     ds.fill(3);
@@ -188,8 +203,11 @@ TEST(RmsNorm, PickingNoRowGivesZeroGradient) {
     dgain.fill(2);
     const Tensor none{nullptr, 0, 8, 8, wide}, none_act{nullptr, 0, 8, 8, act},
         no_rstd{nullptr, 0, 1, 1, wide};
-    rmsnorm_forward({}, x, {}, gain, kEps, none, none_act, no_rstd);
-    rmsnorm_backward({}, none_act, none, gain, no_rstd, {}, ds, ds_act, dgain);
+    {
+      OnDevice on(device);
+      rmsnorm_forward(on.exec(), on(x), {}, on(gain), kEps, none, none_act, no_rstd);
+      rmsnorm_backward(on.exec(), none_act, none, on(gain), no_rstd, {}, on(ds), on(ds_act), on(dgain));
+    }
     for (int64_t c = 0; c < 8; ++c) {
       for (int64_t r = 0; r < 5; ++r) {
         EXPECT_EQ(ds.get(r, c), 0);
@@ -201,16 +219,20 @@ TEST(RmsNorm, PickingNoRowGivesZeroGradient) {
 }
 
 TEST(RmsNorm, ResidualGradientMayBeInPlace) {
-  const Case apart{.rows = 70, .d = 72}, in_place{.rows = 70, .d = 72, .in_place = true};
-  Data a = Data::of(apart, DType::bf16), b = Data::of(in_place, DType::bf16);
-  a.forward(apart);
-  b.forward(in_place);
-  EXPECT_EQ(bits(a.s), bits(b.x));
-  EXPECT_EQ(bits(a.y), bits(b.y));
-  a.backward(apart);
-  b.backward(in_place);
-  EXPECT_EQ(bits(a.ds), bits(b.dres));
-  EXPECT_EQ(bits(a.ds_act), bits(b.ds_act));
+  for (const Device device : test_devices())
+    for (const bool wide : {false, true}) {
+      const Case apart{.rows = 70, .d = 72, .wide = wide},
+          in_place{.rows = 70, .d = 72, .in_place = true, .wide = wide};
+      Data a = Data::of(apart, DType::bf16), b = Data::of(in_place, DType::bf16);
+      a.forward(apart, device);
+      b.forward(in_place, device);
+      EXPECT_EQ(bits(a.s), bits(b.x));
+      EXPECT_EQ(bits(a.y), bits(b.y));
+      a.backward(apart, device);
+      b.backward(in_place, device);
+      EXPECT_EQ(bits(a.ds), bits(b.dres));
+      EXPECT_EQ(bits(a.ds_act), bits(b.ds_act));
+    }
 }
 
 TEST(RmsNorm, RowsOfZerosAndOfExtremesStayFinite) {
@@ -220,14 +242,19 @@ TEST(RmsNorm, RowsOfZerosAndOfExtremesStayFinite) {
   gain.fill(1);
   dy.randomise(1, "dy");
   for (int64_t c = 0; c < 32; ++c) x.set(1, c, 1e15), x.set(2, c, 1e-15);
-  rmsnorm_forward({}, x, {}, gain, kEps, s, y, rstd);
-  rmsnorm_backward({}, dy, s, gain, rstd, {}, ds, {}, dgain);
-  EXPECT_NEAR(rstd.get(0, 0), 1e3, 1e-2);  // eps alone
-  for (int64_t c = 0; c < 32; ++c) {
-    EXPECT_EQ(y.get(0, c), 0);
-    EXPECT_NEAR(y.get(1, c), 1, 1e-5);
-    EXPECT_NEAR(y.get(2, c) * 1e12, 1, 1e-5);
-    for (int64_t r = 0; r < 3; ++r) EXPECT_TRUE(std::isfinite(ds.get(r, c)));
+  for (const Device device : test_devices()) {
+    {
+      OnDevice on(device);
+      rmsnorm_forward(on.exec(), on(x), {}, on(gain), kEps, on(s), on(y), on(rstd));
+      rmsnorm_backward(on.exec(), on(dy), on(s), on(gain), on(rstd), {}, on(ds), {}, on(dgain));
+    }
+    EXPECT_NEAR(rstd.get(0, 0), 1e3, 1e-2);  // eps alone
+    for (int64_t c = 0; c < 32; ++c) {
+      EXPECT_EQ(y.get(0, c), 0);
+      EXPECT_NEAR(y.get(1, c), 1, 1e-5);
+      EXPECT_NEAR(y.get(2, c) * 1e12, 1, 1e-5);
+      for (int64_t r = 0; r < 3; ++r) EXPECT_TRUE(std::isfinite(ds.get(r, c)));
+    }
   }
 }
 
@@ -257,6 +284,20 @@ TEST(RmsNorm, SameBitsForAnyThreads) {
       t.backward(c);
       return bits(t.s) + bits(t.y) + bits(t.rstd) + bits(t.ds) + bits(t.ds_act) + bits(t.dgain);
     });
+}
+
+TEST(RmsNorm, SameBitsEveryTime) {
+  for (const Device device : test_devices())
+    for (const Case& c : {Case{.rows = 1000, .d = 192, .wide = true}, Case{.rows = 300, .d = 513}}) {
+      const auto run = [&] {
+        Data t = Data::of(c, DType::bf16);
+        t.forward(c, device);
+        t.backward(c, device);
+        return bits(t.s) + bits(t.y) + bits(t.rstd) + bits(t.ds) + bits(t.ds_act) + bits(t.dgain);
+      };
+      const std::string once = run();
+      for (int i = 0; i < 3; ++i) EXPECT_TRUE(run() == once);
+    }
 }
 
 TEST(RmsNormDeathTest, RefusesPickOutOfOrder) {

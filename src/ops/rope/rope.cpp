@@ -4,14 +4,17 @@
 
 #include "ops/rope/rope_kernels.h"
 #include "ops/rowwise.h"
+#include "tensor/device.h"
 
 namespace sps::ops {
 
 namespace {
 
-void check_table(const RopeTable& table, DType wide, int64_t head_dim, std::span<const int32_t> positions) {
+void check_table(const Exec& ex, const RopeTable& table, DType wide, int64_t head_dim,
+                 std::span<const int32_t> positions) {
   SPS_CHECK(table.cos.dtype == wide && table.sin.dtype == wide);
   SPS_CHECK(is_shape(table.sin, table.cos.rows, table.cos.cols) && table.width() <= head_dim);
+  if (ex.device == Device::cuda) return;  // the positions stand in the GPU's memory
   for (const int32_t p : positions) SPS_CHECK(p >= 0 && p < table.cos.rows);
 }
 
@@ -42,34 +45,34 @@ void rope_fill(RopeTable table, double base) {
 
 void rope_forward(const Exec& ex, Tensor x, int64_t heads, const RopeTable& table,
                   std::span<const int32_t> positions, const QkNorm& norm, Tensor rstd, Tensor y) {
-  SPS_CHECK(ex.device == Device::cpu);
   const bool f64 = y.dtype == DType::f64;
   const DType wide = f64 ? DType::f64 : DType::f32;
-  SPS_CHECK(x.dtype == y.dtype && (f64 || is_act(y.dtype)));
+  SPS_CHECK(x.dtype == y.dtype && (is_act(y.dtype) || (f64 && ex.device == Device::cpu)));
   SPS_CHECK(heads > 0 && y.cols % heads == 0 && y.cols / heads <= kRopeMaxHeadDim);
   SPS_CHECK(x.cols == y.cols && (x.rows == y.rows || x.rows == 1) && y.rows == int64_t(positions.size()));
-  check_table(table, wide, y.cols / heads, positions);
+  check_table(ex, table, wide, y.cols / heads, positions);
   if (norm.gain) {
     SPS_CHECK(norm.gain.dtype == wide && is_shape(norm.gain, 1, y.cols / heads));
     SPS_CHECK(rstd.dtype == wide && is_shape(rstd, x.rows, heads));
     SPS_CHECK(x.data != y.data);  // backward needs x
   }
   SPS_CHECK(x.data != y.data || (x.rows == y.rows && (x.rows == 1 || x.stride == y.stride)));
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda) return rope_forward_cuda(ex, x, heads, table, positions, norm, rstd, y);
   (f64 ? rope_forward_ref : rope_forward_cpu)(x, heads, table, positions, norm, rstd, y);
 }
 
 void rope_backward(const Exec& ex, Tensor dy, int64_t heads, const RopeTable& table,
                    std::span<const int32_t> positions, const QkNorm& norm, Tensor x, Tensor rstd, Tensor dx,
                    Tensor dgain) {
-  SPS_CHECK(ex.device == Device::cpu);
   const bool f64 = dx.dtype == DType::f64;
   const DType wide = f64 ? DType::f64 : DType::f32;
-  SPS_CHECK(f64 || is_act(dx.dtype));
+  SPS_CHECK(is_act(dx.dtype) || (f64 && ex.device == Device::cpu));
   SPS_CHECK(dy.dtype == dx.dtype || dy.dtype == wide);
   SPS_CHECK(heads > 0 && dy.cols % heads == 0 && dy.cols / heads <= kRopeMaxHeadDim);
   SPS_CHECK(dx.cols == dy.cols && (dx.rows == dy.rows || dx.rows == 1) &&
             dy.rows == int64_t(positions.size()));
-  check_table(table, wide, dy.cols / heads, positions);
+  check_table(ex, table, wide, dy.cols / heads, positions);
   if (norm.gain) {
     SPS_CHECK(norm.gain.dtype == wide && is_shape(norm.gain, 1, dy.cols / heads));
     SPS_CHECK(dgain.dtype == wide && is_shape(dgain, 1, dy.cols / heads));
@@ -78,6 +81,9 @@ void rope_backward(const Exec& ex, Tensor dy, int64_t heads, const RopeTable& ta
   }
   SPS_CHECK(dx.data != dy.data ||
             (dx.dtype == dy.dtype && dx.rows == dy.rows && (dx.rows == 1 || dx.stride == dy.stride)));
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda)
+      return rope_backward_cuda(ex, dy, heads, table, positions, norm, x, rstd, dx, dgain);
   (f64 ? rope_backward_ref : rope_backward_cpu)(dy, heads, table, positions, norm, x, rstd, dx, dgain);
 }
 

@@ -18,4 +18,10 @@ void rope_forward_cpu(Tensor x, int64_t heads, const RopeTable& table, std::span
 void rope_backward_cpu(Tensor dy, int64_t heads, const RopeTable& table, std::span<const int32_t> positions,
                        const QkNorm& norm, Tensor x, Tensor rstd, Tensor dx, Tensor dgain);
 
+void rope_forward_cuda(const Exec& ex, Tensor x, int64_t heads, const RopeTable& table,
+                       std::span<const int32_t> positions, const QkNorm& norm, Tensor rstd, Tensor y);
+void rope_backward_cuda(const Exec& ex, Tensor dy, int64_t heads, const RopeTable& table,
+                        std::span<const int32_t> positions, const QkNorm& norm, Tensor x, Tensor rstd,
+                        Tensor dx, Tensor dgain);
+
 }  // namespace sps::ops

@@ -2,14 +2,14 @@
 
 #include "ops/rowwise.h"
 #include "ops/swiglu/swiglu_kernels.h"
+#include "tensor/device.h"
 
 namespace sps::ops {
 
 namespace {
 
 void check(const Exec& ex, const Tensor& gate_up, const Tensor& h) {
-  SPS_CHECK(ex.device == Device::cpu);
-  SPS_CHECK(h.dtype == DType::f64 || is_act(h.dtype));
+  SPS_CHECK(is_act(h.dtype) || (h.dtype == DType::f64 && ex.device == Device::cpu));
   SPS_CHECK(gate_up.dtype == h.dtype && is_shape(gate_up, h.rows, 2 * h.cols));
 }
 
@@ -17,6 +17,8 @@ void check(const Exec& ex, const Tensor& gate_up, const Tensor& h) {
 
 void swiglu_forward(const Exec& ex, Tensor gate_up, Tensor h) {
   check(ex, gate_up, h);
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda) return swiglu_forward_cuda(ex, gate_up, h);
   h.dtype == DType::f64 ? swiglu_forward_ref(gate_up, h) : swiglu_forward_cpu(gate_up, h);
 }
 
@@ -24,6 +26,8 @@ void swiglu_backward(const Exec& ex, Tensor gate_up, Tensor dh, Tensor d_gate_up
   check(ex, gate_up, dh);
   SPS_CHECK(d_gate_up.dtype == dh.dtype && is_shape(d_gate_up, gate_up.rows, gate_up.cols));
   SPS_CHECK(d_gate_up.data != gate_up.data || d_gate_up.stride == gate_up.stride || gate_up.rows <= 1);
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda) return swiglu_backward_cuda(ex, gate_up, dh, d_gate_up);
   dh.dtype == DType::f64 ? swiglu_backward_ref(gate_up, dh, d_gate_up)
                          : swiglu_backward_cpu(gate_up, dh, d_gate_up);
 }

@@ -1,7 +1,7 @@
 // The implementations behind swiglu.h; arguments as there, shapes already checked.
 #pragma once
 
-#include "tensor/tensor.h"
+#include "tensor/exec.h"
 
 namespace sps::ops {
 
@@ -10,5 +10,8 @@ void swiglu_backward_ref(Tensor gate_up, Tensor dh, Tensor d_gate_up);
 
 void swiglu_forward_cpu(Tensor gate_up, Tensor h);
 void swiglu_backward_cpu(Tensor gate_up, Tensor dh, Tensor d_gate_up);
+
+void swiglu_forward_cuda(const Exec& ex, Tensor gate_up, Tensor h);
+void swiglu_backward_cuda(const Exec& ex, Tensor gate_up, Tensor dh, Tensor d_gate_up);
 
 }  // namespace sps::ops

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Builds for the GPU of this machine and runs what needs one: scripts/gpu.sh [build] [test] [sanitize] [bench].
+# Without arguments: build, test, bench. Logs and JSON go to GPU_OUT (build-gpu/results); one short table comes last.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+build=${GPU_BUILD:-build-gpu}
+out=${GPU_OUT:-$build/results}
+phases=${*:-build test bench}
+mkdir -p "$out"
+started=$SECONDS
+summary=()
+note() { summary+=("$1"); echo "gpu: $1 ($((SECONDS - started)) s)"; }
+
+rooms=(rows embedding rmsnorm rope swiglu gates fold_gain adamw clip linear swiglu_linear linear_rmsnorm cross_entropy attention)
+programs=(sps_tensor_test)
+for room in "${rooms[@]}"; do programs+=("sps_ops_${room}_test"); done
+programs+=(sps_optim_test sps_model_test sps_train_test sps_score_test)
+
+if [[ " $phases " == *" build "* ]]; then
+  generator=()
+  command -v ninja >/dev/null && generator=(-G Ninja)
+  cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DSPS_BENCHES=OFF -DSPS_WERROR=OFF \
+    -DCMAKE_CUDA_ARCHITECTURES="${GPU_ARCH:-90a}" >"$out/configure.log" 2>&1 &&
+    cmake --build "$build" --parallel "$(nproc)" --target ${GPU_TARGETS:-sps "${programs[@]}"} >"$out/build.log" 2>&1
+  status=$?
+  if [ $status != 0 ]; then
+    grep -E "error|FAILED|CMake Error" "$out/configure.log" "$out/build.log" | head -n 40
+    note "build failed"
+    exit 1
+  fi
+  note "built"
+fi
+
+# Each program by itself, so that one that hangs or dies takes no other with it.
+run_tests() { # name, prefix command...
+  local kind=$1 failed=0 program
+  shift
+  for program in ${GPU_PROGRAMS:-"${programs[@]}"}; do
+    local log=$out/$kind-$program.log
+    timeout "${GPU_TIMEOUT:-120}" "$@" "$build/$program" ${GPU_FILTER:+--gtest_filter=$GPU_FILTER} >"$log" 2>&1
+    local status=$?
+    if [ $status != 0 ]; then
+      failed=$((failed + 1))
+      note "$kind $program: status $status, $(grep -c '^\[  FAILED  \] .*ms)' "$log") tests failed"
+      grep -E "Failure|ERROR|CUDA|error|terminate|what" -A6 "$log" | head -n "${GPU_LINES:-24}"
+    fi
+  done
+  note "$kind: $failed of $(wc -w <<<"${GPU_PROGRAMS:-${programs[*]}}") programs failed"
+}
+[[ " $phases " == *" test "* ]] && run_tests test
+if [[ " $phases " == *" sanitize "* ]]; then
+  for tool in memcheck racecheck; do
+    GPU_PROGRAMS=${GPU_SANITIZE:-$(for room in "${rooms[@]}"; do echo "sps_ops_${room}_test"; done)} \
+      run_tests $tool compute-sanitizer --tool $tool --error-exitcode 9
+  done
+fi
+if [[ " $phases " == *" bench "* ]]; then
+  "$build/sps" bench gemm --device cuda --json >"$out/gemm.json" && note "ceilings $(cat "$out/gemm.json")"
+  # Recipe and micro-batch of each row, as in the comparison that docs/benchmarks.md makes.
+  for row in ${GPU_ROWS:-xs_standard_20b:6 xs_sps_w64_20b:6 s_standard_20b:6 s_sps_w64_20b:6 m_standard_20b:6 m_sps_w64_20b:6 \
+    xl_standard_20b:3 xl_sps_w64_20b:3}; do
+    recipe=${row%:*} micro=${row#*:}
+    if timeout 90 "$build/sps" bench train "$recipe" train.micro_batch="$micro" train.global_batch="$micro" \
+      model.vocab=50304 model.eot=50256 run.device=cuda --no-ceiling --steps "${GPU_STEPS:-8}" --json \
+      >"$out/train-$recipe.json" 2>"$out/train-$recipe.log"; then
+      note "$recipe: $(python3 -c "
+import json, sys
+r = json.load(open(sys.argv[1]))
+print('%.1f ms, %.0f tokens/s, %.0f TFLOP/s required' % (r['seconds_per_step'] * 1e3, r['tokens_per_second'], r['required_gflops'] / 1e3))" \
+        "$out/train-$recipe.json")"
+    else
+      note "$recipe failed: $(tail -n 1 "$out/train-$recipe.log")"
+    fi
+  done
+fi
+printf '%s\n' "-----" "${summary[@]}"
