@@ -4,6 +4,7 @@
 // backward pass; attention_cuda_check.cu serves any shape in f32 and bf16 with plain f32 arithmetic;
 // attention_cuda_forward.cu and attention_cuda_backward.cu serve bf16 on tensor cores (sm_80 and later),
 // where rows are aligned and head_dim is a multiple of 8 up to 128.
+// attention_hopper*.cu serve it on Hopper at head_dim 64, 96 and 128.
 #pragma once
 
 #include "ops/attention/attention_kernels.h"

@@ -16,8 +16,6 @@
 
 namespace sps::ops::attention {
 
-namespace {
-
 using namespace hopper;
 
 struct ForwardMaps {
@@ -25,12 +23,11 @@ struct ForwardMaps {
 };
 
 // Shared memory of a block, and the bytes from its start to each part.
-template <int kHeadDim_, int kWarpgroups_, int kStages_, bool kTurns_ = true>
+template <int kHeadDim_, int kStages_>
 struct ForwardShape {
-  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = kWarpgroups_, kStages = kStages_;
-  static constexpr bool kTurns = kTurns_;
+  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = 2, kStages = kStages_;
   // Registers of a thread that loads and of one that computes. Together they are what the block starts with.
-  static constexpr int kLoadRegisters = kWarpgroups == 2 ? 40 : 32, kRegisters = kWarpgroups == 2 ? 232 : 160;
+  static constexpr int kLoadRegisters = 40, kRegisters = 232;
   static constexpr int kQueries = 64 * kWarpgroups, kKeys = kTileKeys, kHalf = 64;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroupThreads;
   static constexpr int kWarps = 4 * kWarpgroups;  // that compute
@@ -47,6 +44,8 @@ struct ForwardShape {
   static constexpr int kItem = kVEmpty + 8 * kStages, kEnd = kItem + 8;
   static constexpr int kBytes = kEnd + 1024;  // the start is moved to a multiple of 1024
 };
+
+namespace {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -86,8 +85,9 @@ struct Softmax {
       most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 1));
       most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 2));
       most = fmaxf(most, top[r]);
-      const float base = most == -INFINITY ? 0 : most * scale_log2;
-      keep[r] = exp2_fast(top[r] * scale_log2 - base);
+      // Differences of scores, since a largest score that stays must keep sums to the bit.
+      const float known = most == -INFINITY ? 0 : most, base = known * scale_log2;
+      keep[r] = exp2_fast((top[r] - known) * scale_log2);
       top[r] = most;
       sum[r] *= keep[r];
 #pragma unroll
@@ -198,11 +198,10 @@ class Consumer {
 
   // Warpgroups issue their products in turns, so that each one's exponentials run beside another's products.
   __device__ __forceinline__ void await_turn() {
-    if (Shape::kTurns) named_sync(1 + group(), 2 * kWarpgroupThreads);
+    named_sync(1 + group(), 2 * kWarpgroupThreads);
   }
   __device__ __forceinline__ void pass_turn() {
-    const int next = group() + 1;
-    if (Shape::kTurns) named_arrive(next == Shape::kWarpgroups ? 1 : 1 + next, 2 * kWarpgroupThreads);
+    named_arrive(2 - group(), 2 * kWarpgroupThreads);
   }
 
   __device__ __forceinline__ uint32_t k_full() const {
@@ -283,55 +282,27 @@ class Consumer {
     ++ring_.steps;
   }
 
-  // first .. last: the warpgroup's queries. Of the tile's halves, the scores of the second are multiplied out
-  // while the first is at its exponentials, and the values of the first are added while the second is.
+  // first .. last: the warpgroup's queries.
   __device__ __forceinline__ void edge_tile(int tile, DeviceBand band, int first, int last,
                                             const int32_t* starts) {
     barrier_wait(k_full(), ring_.parity());
     barrier_wait(v_full(), ring_.parity());
     TileKeys own{{0, 0}, {0, 0}};
     if (first <= last) own = QueryRange(starts, first, last).keys(band);
-    const int j0 = tile * Shape::kKeys, j1 = j0 + Shape::kHalf;
-    const bool low = !p_.skip_tiles || own.any.touches(j0, Shape::kHalf);
-    const bool high = !p_.skip_tiles || own.any.touches(j1, Shape::kHalf);
-    const auto scores = [&](float(&s)[Shape::kHalf / 2], float(&keep)[2], int j) {
+#pragma unroll 1
+    for (int half = 1; half >= 0; --half) {
+      const int j = tile * Shape::kKeys + half * Shape::kHalf;
+      if (p_.skip_tiles && !own.any.touches(j, Shape::kHalf)) continue;
+      float s[Shape::kHalf / 2], keep[2];
+      uint32_t weights[Shape::kHalf / 4];
+      multiply_scores<Shape::kHalf>(s, half * Shape::kHalf);
+      products_wait<0>();
+      pin(s);
       if (!own.all.covers(j, Shape::kHalf)) mask(s, j, first, band, last - first + 1, starts + first);
       softmax_.step(s, keep, p_.scale_log2);
-    };
-    float keep[2];
-    uint32_t weights[Shape::kHalf / 4];
-    if (low && high) {
-      float s[Shape::kHalf / 2], t[Shape::kHalf / 2];
-      multiply_scores<Shape::kHalf>(s, Shape::kHalf);
-      multiply_scores<Shape::kHalf>(t, 0);
-      products_wait<1>();
-      pin(s);
-      scores(s, keep, j1);
       scale_rows(o_, keep);
       pack_operand(s, weights);
-      add_values<Shape::kHalf>(weights, Shape::kHalf);
-      products_wait<1>();
-      pin(t);
-      scores(t, keep, j0);
-      pin(t);
-      barrier_wait(v_full(), ring_.parity());  // complete; keeps the wait below in its place
-      products_wait<0>();
-      pin(o_);
-      scale_rows(o_, keep);
-      uint32_t others[Shape::kHalf / 4];
-      pack_operand(t, others);
-      add_values<Shape::kHalf>(others, 0);
-      products_wait<0>();
-      pin(o_);
-    } else if (low || high) {
-      float s[Shape::kHalf / 2];
-      multiply_scores<Shape::kHalf>(s, low ? 0 : Shape::kHalf);
-      products_wait<0>();
-      pin(s);
-      scores(s, keep, low ? j0 : j1);
-      scale_rows(o_, keep);
-      pack_operand(s, weights);
-      add_values<Shape::kHalf>(weights, low ? 0 : Shape::kHalf);
+      add_values<Shape::kHalf>(weights, half * Shape::kHalf);
       products_wait<0>();
       pin(o_);
     }
@@ -380,7 +351,8 @@ class Consumer {
                                     false);
     if (__any_sync(0xFFFFFFFF, not_finite(o_, rows)))
       for (int i = i0; i < i0 + rows; ++i)
-        row_of_o<Shape::kHeadDim>(p_, item.stream, item.sequence, item.head, i);
+        row_of_o<Shape::kHeadDim>(p_, item.stream, item.sequence, item.head, i,
+                                  QueryRange(p_.document_start + first - i0, item.i0, item.i1));
   }
 
   const Problem& p_;
@@ -452,9 +424,9 @@ void launch(const Exec& ex, const Problem& p) {
 
 void forward_hopper(const Exec& ex, const Problem& p) {
   if (p.batch == 0 || p.length == 0 || p.streams == 0) return;
-  if (p.head_dim == 64) return launch<ForwardShape<64, 3, 4>>(ex, p);
-  if (p.head_dim == 96) return launch<ForwardShape<96, 2, 2>>(ex, p);
-  launch<ForwardShape<128, 2, 2>>(ex, p);
+  if (p.head_dim == 64) return launch<ForwardShape<64, 4>>(ex, p);
+  if (p.head_dim == 96) return launch<ForwardShape<96, 2>>(ex, p);
+  launch<ForwardShape<128, 2>>(ex, p);
 }
 
 }  // namespace sps::ops::attention

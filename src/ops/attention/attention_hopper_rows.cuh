@@ -8,7 +8,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/attention/attention_cuda.cuh"
-#include "ops/attention/attention_hopper.cuh"
+#include "ops/attention/attention_hopper_tiles.cuh"
 #include "ops/cuda.cuh"
 
 namespace sps::ops::attention {
@@ -53,35 +53,63 @@ struct WarpRow {
   }
 };
 
-// o and lse of query i, by one warp.
+// o and lse of query i, by one warp. The keys go in the blocks in which the tile's queries see them, and
+// weights are rounded as they are there, so that a row is what it would be if the tile were finite.
 template <int kHeadDim>
-__device__ __forceinline__ void row_of_o(const Problem& p, int stream, int sequence, int head, int i) {
+__device__ __forceinline__ void row_of_o(const Problem& p, int stream, int sequence, int head, int i,
+                                         const QueryRange& tile_queries) {
   const DeviceQueries& queries = p.queries[stream];
   const int64_t first = int64_t(sequence) * p.length;
+  const int lane = hopper::in_place(int(threadIdx.x) % 32);
   WarpRow<kHeadDim> q, k, v, o;
   q.read(queries.q, first + i, head);
   float top = -INFINITY, sum = 0;
-  for (int set = 0; set < p.sets; ++set) {
-    const Interval keys = visible_keys(queries.band[set], i, p.document_start[first + i]);
+  const auto block = [&](int set, Interval keys, int from) {  // up to 128 keys
+    float scores[4] = {}, most = top;                         // score n of a lane: key from + 32 n + lane
     for (int j = keys.begin; j < keys.end; ++j) {
       k.read(p.keys[set].k, first + j, head / p.group);
+      const float score = q.dot(k);
+      most = fmaxf(most, score);
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        if (j - from == 32 * n + lane) scores[n] = score;
+    }
+    const float base = most == -INFINITY ? 0 : most, keep = hopper::exp2_fast((top - base) * p.scale_log2);
+    top = most;
+    sum *= keep;
+    o.scale(keep);
+    for (int j = keys.begin; j < keys.end; ++j) {
+      float score = 0;
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        if ((j - from) / 32 == n) score = __shfl_sync(0xFFFFFFFF, scores[n], (j - from) % 32);
+      const float weight = hopper::exp2_fast(score * p.scale_log2 - base * p.scale_log2);
       v.read(p.keys[set].v, first + j, head / p.group);
-      const float score = q.dot(k) * p.scale_log2, now = fmaxf(top, score);
-      const float base = now == -INFINITY ? 0 : now, keep = exp2f(top - base), weight = exp2f(score - base);
-      top = now;
-      sum = sum * keep + weight;
-      o.scale(keep);
-      o.add(weight, v);
+      sum += weight;
+      o.add(__bfloat162float(__float2bfloat16_rn(weight)), v);
+    }
+  };
+  for (int set = 0; set < p.sets; ++set) {
+    const Interval keys = visible_keys(queries.band[set], i, p.document_start[first + i]);
+    const TileRange range = tile_range(p, queries.band[set], tile_queries);
+    for (int tile = range.last - 1; tile >= range.first; --tile) {
+      const bool whole = range.all_first <= tile && tile < range.all_last;
+      const int count = whole ? kTileKeys : kTileKeys / 2;
+      for (int from = (tile + 1) * kTileKeys - count; from >= tile * kTileKeys; from -= count) {
+        const Interval own{max(keys.begin, from), min(keys.end, from + count)};
+        if (own.begin < own.end) block(set, own, from);
+      }
     }
   }
   o.scale(sum == 0 ? 0 : 1 / sum);
   o.write(queries.o, first + i, head, false);
-  if (threadIdx.x % 32 == 0)
+  if (lane == 0)
     static_cast<float*>(queries.lse.data)[(first + i) * queries.lse.stride + head] =
-        sum == 0 ? -INFINITY : (top + log2f(sum)) * 0.693147181F;
+        sum == 0 ? -INFINITY : (top * p.scale_log2 + log2f(sum)) * 0.693147181F;
 }
 
-// What query i and key j of a set add to gradients: probability and gradient of the score.
+// What query i and key j of a set add to gradients: probability and gradient of the score but for the scale,
+// rounded as operands of the products are.
 struct PairGradient {
   float probability, score;
 };
@@ -91,8 +119,9 @@ __device__ __forceinline__ PairGradient pair_gradient(const Problem& p, int64_t 
                                                       const WarpRow<kHeadDim>& d_o,
                                                       const WarpRow<kHeadDim>& k,
                                                       const WarpRow<kHeadDim>& v) {
-  const float probability = exp2f(q.dot(k) * p.scale_log2 - p.statistics.lse2[statistics]);
-  return {probability, p.scale * probability * (d_o.dot(v) - p.statistics.delta[statistics])};
+  const float probability = hopper::exp2_fast(q.dot(k) * p.scale_log2 - p.statistics.lse2[statistics]);
+  const float score = probability * (d_o.dot(v) - p.statistics.delta[statistics]);
+  return {__bfloat162float(__float2bfloat16_rn(probability)), __bfloat162float(__float2bfloat16_rn(score))};
 }
 // dq of query i, by one warp.
 template <int kHeadDim>
@@ -108,6 +137,7 @@ __device__ __forceinline__ void row_of_dq(const Problem& p, int stream, int sequ
       dq.add(pair_gradient(p, at, q, d_o, k, v).score, k);
     }
   }
+  dq.scale(p.scale);
   dq.write(queries.dq, first + i, head, false);
 }
 
@@ -130,6 +160,7 @@ __device__ __forceinline__ void row_of_dk(const Problem& p, int set, int sequenc
       }
     }
   }
+  dk.scale(p.scale);
   if (keys.dk.data) dk.write(keys.dk, first + j, kv_head, keys.accumulate);
   if (keys.dv.data) dv.write(keys.dv, first + j, kv_head, keys.accumulate);
 }
