@@ -31,14 +31,21 @@ if [[ " $phases " == *" build "* ]]; then
   note "built"
 fi
 
-# Each program by itself, so that one that hangs or dies takes no other with it.
+# Each program by itself, so that one that hangs or dies takes no other with it; all at once, since most of the
+# time goes into the references on the CPU.
 run_tests() { # name, prefix command...
-  local kind=$1 failed=0 program
+  local kind=$1 failed=0 program pids=()
   shift
   for program in ${GPU_PROGRAMS:-"${programs[@]}"}; do
+    OMP_NUM_THREADS=1 timeout "${GPU_TIMEOUT:-300}" "$@" "$build/$program" ${GPU_FILTER:+--gtest_filter=$GPU_FILTER} \
+      >"$out/$kind-$program.log" 2>&1 &
+    pids+=($!)
+  done
+  for program in ${GPU_PROGRAMS:-"${programs[@]}"}; do
     local log=$out/$kind-$program.log
-    timeout "${GPU_TIMEOUT:-120}" "$@" "$build/$program" ${GPU_FILTER:+--gtest_filter=$GPU_FILTER} >"$log" 2>&1
+    wait "${pids[0]}"
     local status=$?
+    pids=("${pids[@]:1}")
     if [ $status != 0 ]; then
       failed=$((failed + 1))
       note "$kind $program: status $status, $(grep -c '^\[  FAILED  \] .*ms)' "$log") tests failed"
@@ -56,12 +63,17 @@ if [[ " $phases " == *" sanitize "* ]]; then
 fi
 if [[ " $phases " == *" bench "* ]]; then
   "$build/sps" bench gemm --device cuda --json >"$out/gemm.json" && note "ceilings $(cat "$out/gemm.json")"
+  for dim in 64 128; do
+    "$build/sps" bench attention --device cuda --head-dim $dim --json >"$out/attention-$dim.json" &&
+      note "attention $(cat "$out/attention-$dim.json")"
+  done
   # Recipe and micro-batch of each row, as in the comparison that docs/benchmarks.md makes.
   for row in ${GPU_ROWS:-xs_standard_20b:6 xs_sps_w64_20b:6 s_standard_20b:6 s_sps_w64_20b:6 m_standard_20b:6 m_sps_w64_20b:6 \
     xl_standard_20b:3 xl_sps_w64_20b:3}; do
     recipe=${row%:*} micro=${row#*:}
     if timeout 90 "$build/sps" bench train "$recipe" train.micro_batch="$micro" train.global_batch="$micro" \
-      model.vocab=50304 model.eot=50256 run.device=cuda --no-ceiling --steps "${GPU_STEPS:-8}" --json \
+      model.vocab=50304 model.eot=50256 run.device=cuda --document "${GPU_DOCUMENT:-800}" --no-ceiling \
+      --steps "${GPU_STEPS:-8}" --json \
       >"$out/train-$recipe.json" 2>"$out/train-$recipe.log"; then
       note "$recipe: $(python3 -c "
 import json, sys
