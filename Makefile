@@ -3,7 +3,8 @@
 #   make demo   trains four models side by side on real text and prints one table
 #   make test   builds and runs all tests
 #   make bench  measures the training step against the matrix-product ceiling and against PyTorch
-#   make oracles     compares tokenizers and data with tiktoken, Hugging Face's tokenizers and pyarrow (installed by pip)
+#   make oracles     compares tokenizers and data with tiktoken, Hugging Face's tokenizers and pyarrow (installed by pip),
+#                    and the models' gradients with PyTorch's where `make bench` has installed it
 #   make bench-data  measures tokenizers and preparation, beside tiktoken and Hugging Face's tokenizers
 #   make fuzz   runs every reader of foreign files on made-up input, FUZZ_SECONDS each (needs clang)
 .PHONY: all demo test bench oracles bench-data asan ubsan fuzz tidy format clean

@@ -2,6 +2,8 @@
 # Compares our tokenizers, data sets and Parquet reader with tiktoken, Hugging Face's tokenizers and pyarrow, which are
 # installed into an environment of their own (build/oracles/python; versions: tests/oracles/requirements.txt). The build
 # that is tested (build/oracles/build) takes Arrow from there too. `oracles.sh --python` only sets up the environment.
+# Losses and gradients are compared with PyTorch's: SPS_TORCH_PYTHON is a Python that has it, by default that of
+# `make bench`; without one this part says skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v python3 >/dev/null ||
@@ -22,7 +24,7 @@ fi
 
 cmake --preset release -B "$here/build" -DSPS_BENCHES=OFF -DSPS_PYTHON="$python" >"$here/configure.log" 2>&1 ||
   { cat "$here/configure.log" >&2; exit 1; }
-ninja -C "$here/build" sps oracle_test sps_data_test
+ninja -C "$here/build" sps oracle_test model_torch_test sps_data_test
 "$python" -m pip freeze --disable-pip-version-check >"$here/versions"
 echo "oracles: $(grep -E '^(tiktoken|tokenizers|pyarrow)=' "$here/versions" | tr '\n' ' ')"
 # With Parquet in the build its tests must run: none of them may say skipped.
@@ -31,4 +33,5 @@ if grep -q 'SKIPPED' "$here/parquet.log"; then
   echo "oracles: the Parquet tests did not run; $here/configure.log says why" >&2
   exit 1
 fi
+SPS_TORCH_PYTHON=${SPS_TORCH_PYTHON:-$PWD/build/bench-venv/bin/python} "$here/build/model_torch_test"
 SPS_ORACLES=$python "$here/build/oracle_test"

@@ -85,6 +85,8 @@ inline std::vector<TestModel> test_models() {
   add("backbone_sequential", "sequential", backbone);
   add("qk_norm_shared_sequential", "free_pause",
       [](ModelKeys& k) { k.read_level = "final", k.qk_norm = true; });
+  // Two rotated pairs of four: the smallest head whose angles tell the rotated width from the head's.
+  add("partial_rotary", "two_tower", [](ModelKeys& k) { k.rope_fraction = 0.5; });
   add("gqa_one_head", "sps", [](ModelKeys& k) { k.kv_heads = 1, k.window = 2; });
   add("unequal_widths", "sequential", [](ModelKeys& k) { k.pred_width = 24, k.pred_ffn = {40}; });
   add("attention_only_blocks", "two_tower", [](ModelKeys& k) { k.d_ffn = {0, 24}, k.pred_ffn = {24, 0}; });
