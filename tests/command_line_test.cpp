@@ -9,8 +9,10 @@
 #include "base/json.h"
 #include "base/test_files.h"
 #include "data/test_corpus.h"
-#include "data/test_tokenizer.h"
+#include "data/token_file.h"
 #include "program.h"
+#include "tokenizer/bpe_tokenizer.h"
+#include "tokenizer/load_tokenizer_json.h"
 #include "train/run_config.h"
 
 namespace sps {
@@ -142,6 +144,23 @@ TEST(CommandLine, Tokenizer) {
   }
   EXPECT_LT(ids.size(), text.size());
   EXPECT_EQ(sps(dir, Arguments{"tokenizer", "decode", "--tokenizer", "tok"} + ids).out, text);
+  // Whole documents, a line each: the ids that each has alone, and the same in any number of threads.
+  dir.write("b.jsonl", "{\"text\": \"the list\\n<|endoftext|>\"}\n{\"text\": null}\n{\"text\": \"of\"}\n");
+  dir.write("c.txt", "c\n");
+  const Arguments documents{"tokenizer", "encode", "--tokenizer", "tok", "--documents", "b.jsonl", "c.txt"};
+  const Outcome lines = sps(dir, documents);
+  EXPECT_EQ(lines.status, 0) << lines.err;
+  const auto alone = [&](const std::string& t) {
+    return sps(dir, {"tokenizer", "encode", t, "--tokenizer", "tok"}).out;
+  };
+  EXPECT_EQ(lines.out, alone(text) + "\n" + alone("of") + alone("c\n"));
+  const auto lists = lines_of(sps(dir, documents + Arguments{"--json"}).out);
+  ASSERT_EQ(lists.size(), 4u);
+  EXPECT_EQ(parse_json(lists[0], "line"), plain.at("ids"));
+  EXPECT_EQ(lists[1], "[]");
+  const auto special = lines_of(sps(dir, documents + Arguments{"--json", "--special", "parse"}).out);
+  EXPECT_EQ(parse_json(special[0], "line"), parsed.at("ids"));
+  EXPECT_EQ(sps(dir, {"tokenizer", "encode", "--documents", "a.jsonl", "--text-field", "none"}).status, 1);
   const auto info = json_of(dir, {"tokenizer", "info", "tok", "--file", "a.jsonl"});
   EXPECT_EQ(info.at("fingerprint"), trained.at("fingerprint"));
   EXPECT_EQ(info.at("text_bytes"), trained.at("text_bytes"));
@@ -159,8 +178,13 @@ TEST(CommandLine, Tokenizer) {
 TEST(CommandLine, ATokenizerGoesWithDataAndModel) {
   const TestDir dir;
   dir.write("a.jsonl", test_documents(300, 1));
-  const BpeTokenizer bpe = make_test_bpe();
-  dir.write("bpe.json", bpe.to_json());
+  // Its end of text has a name of its own.
+  EXPECT_EQ(json_of(dir, {"tokenizer", "train", "a.jsonl", "--vocab-size", "300", "--out", "bpe.json",
+                          "--special", "<|endoftext|>", "--eot", "<fin>"})
+                .at("eot"),
+            298);
+  const BpeTokenizer bpe(load_tokenizer_json(dir / "bpe.json"));
+  EXPECT_EQ(bpe.eot(), 298);
   EXPECT_EQ(
       sps(dir, {"prepare", "a.jsonl", "--out", "data", "--tokenizer", "bpe.json", "--val-fraction", "0.2"})
           .status,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/json.h"
 #include "data/documents.h"
 #include "program.h"
 
@@ -80,6 +81,24 @@ TEST_F(Oracles, Gpt2OnTheCorpus) {
   for (const char* peer : {"tiktoken", "huggingface"}) expect_same_ids(peer, gpt2(), corpus());
 }
 
+// peer-faults 20: WikiText-2's test file as one text and by its lines.
+TEST_F(Oracles, Gpt2OnWikiText) {
+  const fs::path packed = kSource / "../shared/data/eval.tar.zst";
+  if (!fs::exists(packed) || !fs::exists(gpt2() / "encoder.json"))
+    GTEST_SKIP() << "there is no " << packed << " or no GPT-2 beside it";
+  const Outcome unpacked =
+      Program(dir_->path(), {"--zstd", "-xf", packed, "eval/wikitext-2-raw/wiki.test.raw"}, "/bin/tar")
+          .wait();
+  ASSERT_EQ(unpacked.status, 0) << unpacked.err;
+  const std::string text = read_text(*dir_ / "eval/wikitext-2-raw/wiki.test.raw");
+  std::string lines = dump_json(nlohmann::json{{"text", text}}) + "\n";
+  for (const std::string& line : lines_of(text))
+    lines += dump_json(nlohmann::json{{"text", line + "\n"}}) + "\n";
+  dir_->write("wikitext.jsonl", lines);
+  for (const char* peer : {"tiktoken", "huggingface"})
+    expect_same_ids(peer, gpt2(), made({"wikitext.jsonl"}));
+}
+
 TEST_F(Oracles, OurOwnTokenizersOnCornerCases) {
   for (const char* name : {"ours-gpt2.json", "ours-llama3.json"})
     for (const char* peer : {"tiktoken", "huggingface"})
@@ -105,6 +124,15 @@ TEST_F(Oracles, RankFilesThatTiktokenWrote) {
   const Outcome o = script({"write_ranks.py", "ours-gpt2.json", *dir_ / "r50k_base.tiktoken"});
   ASSERT_EQ(o.status, 0) << o.err;
   expect_same_ids("tiktoken", *dir_ / "r50k_base.tiktoken", small_documents());
+}
+
+// Our note of the end of text is a post-processor to other readers: it must change nothing there.
+TEST_F(Oracles, AnEndOfTextOfAnotherName) {
+  const Outcome trained = run_program(dir_->path(), {"tokenizer", "train", "text.jsonl", "--vocab-size",
+                                                     "1000", "--eot", "<fin>", "--out", "fin.json"});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_PRED2(mentions, read_text(*dir_ / "fin.json"), "TemplateProcessing");
+  expect_same_ids("huggingface", *dir_ / "fin.json", small_documents());
 }
 
 TEST_F(Oracles, PreparedDataSets) {

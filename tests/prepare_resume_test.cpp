@@ -10,6 +10,7 @@
 #include "base/test_limits.h"
 #include "data/test_corpus.h"
 #include "data/test_tokenizer.h"
+#include "data/token_file.h"
 #include "program.h"
 
 namespace sps {
@@ -131,21 +132,32 @@ TEST_F(PrepareResume, AFullDiskIsOneSentence) {
   EXPECT_TRUE(finished("full") == whole());
 }
 
-// Memory follows the largest document, not the input, and stays far below what the issue allows for any.
+// Memory follows the largest document, not the input, and a document of one word takes no more than others.
 TEST_F(PrepareResume, ADocumentOf100MegabytesTakesLessThan1GiB) {
-  std::string text;
-  while (text.size() < 100'000'000) text += "A line of a long document.\n";
-  dir_->write("large/a.txt", text);
-  dir_->write("large/b.txt", "short");
-  const Outcome o = run_program(dir_->path(), {"prepare", "large", "--out", "one", "--threads", "2"});
-  EXPECT_EQ(o.status, 0) << o.err;
-  rusage usage{};
-  getrusage(RUSAGE_CHILDREN, &usage);
-  EXPECT_LT(usage.ru_maxrss, 1024 * 1024) << "KiB";
-  EXPECT_EQ(fs::file_size(*dir_ / "one/train.bin") + fs::file_size(*dir_ / "one/val.bin"),
-            2 * (text.size() + 5 + 2));
-  fs::remove_all(*dir_ / "large");
-  fs::remove_all(*dir_ / "one");
+  const size_t size = 100'000'000;
+  std::string lines, word;
+  while (lines.size() < size) lines += "A line of a long document.\n";
+  word.reserve(size);
+  while (word.size() < size) word += "averylongwordwithoutanyspace";
+  const Arguments bytes, bpe{"--tokenizer", "bpe.json"};
+  const std::pair<const std::string*, Arguments> cases[] = {{&lines, bytes}, {&word, bpe}};
+  for (const auto& [text, tokenizer] : cases) {
+    dir_->write("large/a.txt", *text);
+    dir_->write("large/b.txt", "short");
+    const Outcome o = run_program(
+        dir_->path(), Arguments{"prepare", "large", "--out", "one", "--threads", "2"} + tokenizer);
+    EXPECT_EQ(o.status, 0) << o.err;
+    rusage usage{};
+    getrusage(RUSAGE_CHILDREN, &usage);
+    EXPECT_LT(usage.ru_maxrss, 512 * 1024) << "KiB";
+    const TokenMeta meta = *read_token_meta(*dir_ / "one");
+    EXPECT_EQ(meta.train.text_bytes + meta.val.text_bytes, text->size() + 5);
+    const uint64_t tokens = meta.train.tokens + meta.val.tokens;
+    if (tokenizer.empty()) EXPECT_EQ(tokens, text->size() + 5 + 2);
+    EXPECT_EQ(fs::file_size(*dir_ / "one/train.bin") + fs::file_size(*dir_ / "one/val.bin"), 2 * tokens);
+    fs::remove_all(*dir_ / "large");
+    fs::remove_all(*dir_ / "one");
+  }
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
-// The command line: main and one small file per sub-command. Each adds itself to the app; its callback does the work.
-// Errors leave as sps::Error and become one sentence on standard error and exit status 1 or 2.
+// The command line: main and one small file per sub-command. Each adds itself to the app; its callback does
+// the work. Errors leave as sps::Error and become one sentence on standard error and exit status 1 or 2.
 #pragma once
 
 #include <CLI/CLI.hpp>
 
 #include <string>
 #include <vector>
+
+#include "tokenizer/tokenizer.h"
 
 namespace sps {
 
@@ -20,6 +22,9 @@ void add_info(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_report(CLI::App& app);
 void add_tokenizer(CLI::App& app);
+
+// --eot and --pattern, for a command that takes a tokenizer by its files.
+void add_tokenizer_options(CLI::App* cmd, TokenizerOptions& options);
 
 // A sub-command's exit status other than 0 (interrupted training).
 void set_exit_status(int status);

@@ -16,6 +16,7 @@ constexpr size_t kFrequentTokens = 20;
 
 struct ShowArguments {
   std::string data, split = "train", tokenizer;
+  TokenizerOptions tokenizer_options;
   int64_t windows = 3, context = 128;
   uint64_t seed = 1;
   bool json = false;
@@ -27,8 +28,12 @@ struct Window {
   std::vector<std::string> texts;
 };
 
-std::unique_ptr<Tokenizer> tokenizer_of(const TokenFile& file, const std::string& given) {
-  if (!given.empty()) return make_tokenizer(given);
+std::unique_ptr<Tokenizer> tokenizer_of(const TokenFile& file, const ShowArguments& args) {
+  if (!args.tokenizer.empty()) {
+    TokenizerOptions options = args.tokenizer_options;
+    if (file.meta()) options.eot_id = file.meta()->eot;
+    return make_tokenizer(args.tokenizer, options);
+  }
   std::unique_ptr<Tokenizer> found;
   if (file.meta()) found = data_set_tokenizer(file.path().parent_path(), *file.meta());
   if (!found)
@@ -115,7 +120,7 @@ void show(const ShowArguments& args) {
   if (args.windows < 0) usage_error("--windows {}: expected 0 or more", args.windows);
   if (args.context < 1) usage_error("--context {}: expected at least 1", args.context);
   TokenFile file = TokenFile::open(args.data, args.split);
-  const auto tokenizer = tokenizer_of(file, args.tokenizer);
+  const auto tokenizer = tokenizer_of(file, args);
   if (file.vocab_size() == 0) file.set_vocab_size(tokenizer->vocab_size());
   const TokenStatistics found = token_statistics(file, tokenizer->eot());
   uint64_t bytes = 0;
@@ -142,6 +147,7 @@ void add_data(CLI::App& app) {
   shown->add_option("--seed", args->seed, "Seed of their places")->capture_default_str();
   shown->add_option("--tokenizer", args->tokenizer,
                     "For files that do not come with theirs: bytes, or its file");
+  add_tokenizer_options(shown, args->tokenizer_options);
   shown->add_flag("--json", args->json, "Print one JSON object");
   shown->callback([args] { show(*args); });
 

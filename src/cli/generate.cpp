@@ -29,7 +29,8 @@ std::unique_ptr<Tokenizer> tokenizer_for(const std::string& given, const LoadedM
   if (source.empty() && eot == ByteTokenizer().eot()) source = ByteTokenizer().name();
   if (source.empty())
     fail("{} does not come with its tokenizer: name one with --tokenizer", loaded.checkpoint.path.string());
-  auto tokenizer = make_tokenizer(source);
+  // The data set may have been made with another end of text than the tokenizer's files give away.
+  auto tokenizer = make_tokenizer(source, {.eot_id = eot});
   if (tokenizer->eot() != eot)
     fail("{} was trained with the end-of-text id {}, the tokenizer '{}' has {}",
          loaded.checkpoint.path.string(), eot, source, tokenizer->eot());

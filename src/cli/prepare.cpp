@@ -69,6 +69,7 @@ void add_prepare(CLI::App& app) {
   cmd->add_option("-o,--out", options.out, "Folder for train.bin, val.bin and meta.json")->required();
   cmd->add_option("--tokenizer", options.tokenizer, "bytes, or a tokenizer's file or folder")
       ->capture_default_str();
+  add_tokenizer_options(cmd, options.tokenizer_options);
   cmd->add_option("--text-field", options.text_field, "Field of JSON objects and rows that holds the text")
       ->capture_default_str();
   cmd->add_option("--id-field", options.id_field, "Field that holds the id")->capture_default_str();

@@ -19,7 +19,6 @@
 #include "data/documents.h"
 #include "tokenizer/bpe_tokenizer.h"
 #include "tokenizer/bpe_trainer.h"
-#include "tokenizer/load_tokenizer_json.h"
 #include "tokenizer/save_tokenizer_json.h"
 #include "tokenizer/tokenizer.h"
 
@@ -119,10 +118,6 @@ class TokenizerOutput {
 
   void write(const BpeModel& model) {
     const std::string text = to_tokenizer_json(model), config = to_tokenizer_config_json(model);
-    // tokenizer.json does not say which special token ends a text: readers go by its name.
-    if (parse_tokenizer_json(text, path_.string()).eot != model.eot)
-      fail("with these special tokens a reader of {} takes another one than '{}' for the end of text",
-           path_.string(), model.added[0].text);
     check(path_, text);
     if (!config_.empty()) {
       check(config_, config);
@@ -207,6 +202,7 @@ std::string read_standard_input() {
 
 struct EncodeArguments {
   std::string tokenizer = "bytes", file, text_field = "text";
+  TokenizerOptions tokenizer_options;
   std::vector<std::string> documents;
   std::optional<std::string> text;
   SpecialText special = SpecialText::plain;
@@ -234,7 +230,7 @@ void encode(const EncodeArguments& args) {
     usage_error("a text and --file {} are given; expected one of them", args.file);
   if (!args.documents.empty() && (args.text || !args.file.empty()))
     usage_error("--documents {} and another text are given; expected one of them", args.documents[0]);
-  const auto tokenizer = make_tokenizer(args.tokenizer);
+  const auto tokenizer = make_tokenizer(args.tokenizer, args.tokenizer_options);
   if (!args.documents.empty()) return encode_documents(args, *tokenizer);
   const std::string text = args.text           ? *args.text
                            : args.file.empty() ? read_standard_input()
@@ -252,6 +248,7 @@ void encode(const EncodeArguments& args) {
 
 struct DecodeArguments {
   std::string tokenizer = "bytes";
+  TokenizerOptions tokenizer_options;
   std::vector<std::string> ids;
   bool json = false;
 };
@@ -272,7 +269,7 @@ void parse_ids(std::string_view text, int32_t vocab_size, std::vector<int32_t>& 
 }
 
 void decode(const DecodeArguments& args) {
-  const auto tokenizer = make_tokenizer(args.tokenizer);
+  const auto tokenizer = make_tokenizer(args.tokenizer, args.tokenizer_options);
   std::vector<int32_t> ids;
   if (args.ids.empty()) parse_ids(read_standard_input(), tokenizer->vocab_size(), ids);
   for (const std::string& word : args.ids) parse_ids(word, tokenizer->vocab_size(), ids);
@@ -289,6 +286,7 @@ void decode(const DecodeArguments& args) {
 
 struct InfoArguments {
   std::string tokenizer, text_field = "text";
+  TokenizerOptions tokenizer_options;
   std::vector<std::string> inputs;
   int threads = 0;
   bool json = false;
@@ -309,7 +307,7 @@ std::vector<int32_t> longest_tokens(const Tokenizer& tokenizer, size_t count) {
 
 void info(const InfoArguments& args) {
   if (args.threads > 0) set_thread_count(args.threads);
-  const auto tokenizer = make_tokenizer(args.tokenizer);
+  const auto tokenizer = make_tokenizer(args.tokenizer, args.tokenizer_options);
   nlohmann::ordered_json j{{"name", tokenizer->name()},
                            {"vocab_size", tokenizer->vocab_size()},
                            {"eot", tokenizer->eot()},
@@ -370,6 +368,14 @@ void info(const InfoArguments& args) {
 
 }  // namespace
 
+void add_tokenizer_options(CLI::App* cmd, TokenizerOptions& options) {
+  cmd->add_option("--eot", options.eot,
+                  "The token that ends a text, where the tokenizer's files do not say it");
+  cmd->add_option_function<std::string>(
+      "--pattern", [&options](const std::string& name) { options.pattern = named_pattern(name)[0].pattern; },
+      "How texts are cut into words, where the tokenizer's files do not say it");
+}
+
 void add_tokenizer(CLI::App& app) {
   CLI::App* cmd = app.add_subcommand("tokenizer", "Train a tokenizer, encode and decode text");
   cmd->require_subcommand(1);
@@ -391,9 +397,7 @@ void add_tokenizer(CLI::App& app) {
       ->add_option("--pattern", options.pattern,
                    "How texts are cut into words: gpt2, llama3, qwen2, o200k, or a regular expression")
       ->capture_default_str();
-  train_cmd->add_option("--eot", options.eot, "The special token that ends a text")
-      ->check(CLI::IsMember({"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>"}))
-      ->capture_default_str();
+  train_cmd->add_option("--eot", options.eot, "The special token that ends a text")->capture_default_str();
   train_cmd->add_option("--special", options.special, "A further special token; may be repeated")
       ->allow_extra_args(false);
   train_cmd->add_option("--min-frequency", options.min_frequency, "Of a pair that becomes a token")
@@ -419,6 +423,7 @@ void add_tokenizer(CLI::App& app) {
   encode_cmd->add_option("text", e->text, "The text as it stands: no escapes; without it, standard input");
   encode_cmd->add_option("--tokenizer", e->tokenizer, "bytes, or a tokenizer's file or folder")
       ->capture_default_str();
+  add_tokenizer_options(encode_cmd, e->tokenizer_options);
   encode_cmd->add_option("--file", e->file, "Take the text from this file, as it stands");
   encode_cmd->add_option("--documents", e->documents,
                          "Documents as sps prepare reads them; a line of ids for each");
@@ -443,6 +448,7 @@ void add_tokenizer(CLI::App& app) {
   decode_cmd->add_option("ids", d->ids, "Ids; without them, from standard input");
   decode_cmd->add_option("--tokenizer", d->tokenizer, "bytes, or a tokenizer's file or folder")
       ->capture_default_str();
+  add_tokenizer_options(decode_cmd, d->tokenizer_options);
   decode_cmd->add_flag("--json", d->json, "Print one JSON object");
   decode_cmd->callback([d] { decode(*d); });
 
@@ -450,6 +456,7 @@ void add_tokenizer(CLI::App& app) {
   CLI::App* info_cmd = cmd->add_subcommand("info", "What a tokenizer is and how well it compresses a text");
   info_cmd->footer("Example:\n  sps tokenizer info tok --file books/");
   info_cmd->add_option("tokenizer", i->tokenizer, "bytes, or a tokenizer's file or folder")->required();
+  add_tokenizer_options(info_cmd, i->tokenizer_options);
   info_cmd->add_option("--file", i->inputs, "Texts to measure bytes per token on");
   info_cmd->add_option("--text-field", i->text_field, "Field of JSON and Parquet records that holds the text")
       ->capture_default_str();

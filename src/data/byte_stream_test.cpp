@@ -2,6 +2,7 @@
 
 #include "base/rng.h"
 #include "base/test_dir.h"
+#include "base/test_memory.h"
 #include "data/test_packing.h"
 
 namespace sps {

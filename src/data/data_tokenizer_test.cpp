@@ -1,6 +1,8 @@
 #include "data/data_tokenizer.h"
 
+#include "base/json.h"
 #include "base/test_files.h"
+#include "data/data_report.h"
 #include "data/test_tokenizer.h"
 
 namespace sps {
@@ -40,6 +42,22 @@ TEST(DataTokenizer, ADataSetBringsItsOwn) {
 
   // It may be given again from where it is now.
   EXPECT_EQ(prepare(options_for(dir, (dir / "out/tokenizer.json").string(), dir / "out")), meta);
+}
+
+// The choice of the end of text is in the copy, though no name gives it away and no file stands beside it.
+TEST(DataTokenizer, TheEndOfTextGoesWithTheDataSet) {
+  const TestDir dir;
+  nlohmann::json file = parse_json(make_test_bpe().to_json(), "bpe");
+  file["added_tokens"].push_back({{"id", 300}, {"content", "<fin>"}, {"special", true}});
+  PrepareOptions options = options_for(dir, dir.write("bpe/tokenizer.json", file.dump()), dir / "out");
+  options.tokenizer_options.eot = "<fin>";
+  const TokenMeta meta = prepare(options);
+  EXPECT_EQ(meta.eot, 300);
+  fs::remove_all(dir / "bpe");
+  const TokenFile train = TokenFile::open(dir / "out", "train");
+  EXPECT_EQ(train.token(train.size() - 1), 300);
+  EXPECT_EQ(data_set_tokenizer(dir / "out", meta)->eot(), 300);
+  check_data_set(dir / "out");
 }
 
 TEST(DataTokenizer, BytesNeedNoFile) {

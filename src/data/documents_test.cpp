@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/test_dir.h"
+#include "base/test_memory.h"
 #include "data/test_packing.h"
 
 namespace sps {

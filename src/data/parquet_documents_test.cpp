@@ -6,6 +6,7 @@
 #include "base/files.h"
 #include "base/rng.h"
 #include "base/test_dir.h"
+#include "base/test_memory.h"
 #include "data/documents.h"
 #include "data/test_packing.h"
 

@@ -159,7 +159,7 @@ std::optional<TokenMeta> prepare_until(const PrepareOptions& options, const vola
     usage_error("val_fraction is {}, but a number from 0 up to, not including, 1 is expected",
                 options.val_fraction);
   if (options.out.empty()) usage_error("no output folder is given");
-  const auto tokenizer = make_tokenizer(options.tokenizer);
+  const auto tokenizer = make_tokenizer(options.tokenizer, options.tokenizer_options);
   if (options.format == TokenFormat::raw && token_type_for(tokenizer->vocab_size()) != TokenType::u16)
     usage_error("the format raw has ids of 2 bytes, but the tokenizer {} has {} ids: use sps or llmc",
                 tokenizer->name(), tokenizer->vocab_size());

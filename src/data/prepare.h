@@ -14,8 +14,11 @@
 // with the same inputs, tokenizer, seed and fields, pass 1 goes on from its last note and a pass 2 that did
 // not end begins anew. Files appear complete or not at all, meta.json last.
 //
-// Memory: some 250 MB, and about eight times the text of the largest document.
+// Memory: some 250 MB, and about six times the text of the largest document.
 // Disk while it runs: twice the token files, 40 bytes a document, and as much again where these are sorted.
+// After the first space_sample_bytes of the input it is known how much that will be; if the disk has less
+// than half of it free, which no error of the estimate explains, that is an Error at once, and if it has less
+// than all of it a warning.
 #pragma once
 
 #include <csignal>
@@ -28,13 +31,15 @@
 #include <vector>
 
 #include "data/token_file.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sps {
 
 struct PrepareOptions {
   std::vector<std::string> inputs;  // files, folders, patterns (documents.h)
   std::string tokenizer = "bytes";  // make_tokenizer()
-  std::filesystem::path out;        // created if need be
+  TokenizerOptions tokenizer_options{};
+  std::filesystem::path out;  // created if need be
   std::string text_field = "text", id_field = "id";
   SplitBy split_by = SplitBy::text;
   TokenFormat format = TokenFormat::sps;
@@ -43,6 +48,9 @@ struct PrepareOptions {
   bool force = false;                    // replace a data set with other content
   double save_seconds = 5;               // between two notes of pass 1
   size_t sort_bytes = size_t{64} << 20;  // memory for sorting; the result does not depend on it
+  uint64_t space_sample_bytes = uint64_t{16} << 20;
+  // Bytes that are free on the disk of a folder; empty: as the system says.
+  std::function<uint64_t(const std::filesystem::path&)> free_bytes{};
 };
 
 struct PrepareProgress {

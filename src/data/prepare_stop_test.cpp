@@ -1,8 +1,10 @@
 // Preparations that are stopped, fail or are disturbed; killed ones are in tests/prepare_resume_test.cpp.
 #include <functional>
 #include <optional>
+#include <sstream>
 #include <utility>
 
+#include "base/progress.h"
 #include "base/test_files.h"
 #include "base/test_limits.h"
 #include "data/test_prepare.h"
@@ -154,6 +156,43 @@ TEST_F(Interrupted, AFullDiskIsOneSentenceAndTheSameCallGoesOn) {
   EXPECT_PRED2(mentions, fails_at(100'000, "c", 0), "c/train.bin");
   prepare(o);
   EXPECT_TRUE(content("c") == whole_);
+}
+
+TEST_F(Interrupted, ADiskThatIsFarTooSmallIsAnErrorAtOnce) {
+  const uint64_t all = whole_.at("train.bin").size() + whole_.at("val.bin").size();
+  PrepareOptions o = options("out");
+  o.space_sample_bytes = 1;
+  uint64_t free = all / 2, asked = 0;
+  o.free_bytes = [&](const fs::path& folder) {
+    EXPECT_EQ(folder, o.out);
+    ++asked;
+    return free;
+  };
+  const std::string sentence = error_of([&] { prepare(o); });
+  EXPECT_PRED2(mentions, sentence, o.out.string() + " needs about ");
+  EXPECT_PRED2(mentions, sentence, "which has " + human_bytes(double(free)) + " free");
+  // In all it is twice the files and 40 bytes for each of 5001 documents; some of the first copy is there
+  // already.
+  const double needed = 2 * double(all) + 40 * 5001;
+  double estimate = 0;
+  std::string unit;
+  std::istringstream(sentence.substr(sentence.find(" about ") + 7)) >> estimate >> unit;
+  ASSERT_EQ(unit, "MiB");
+  EXPECT_GT(estimate * 1024 * 1024, needed - double(all)) << sentence;
+  EXPECT_LT(estimate * 1024 * 1024, needed * 1.1) << sentence;
+  EXPECT_EQ(asked, 1u);
+  EXPECT_FALSE(fs::exists(o.out / "train.bin"));
+  // Work that was noted is kept for when there is room; then it is looked at again, and too little may be
+  // enough.
+  free = uint64_t(needed * 0.75);
+  prepare(o);
+  EXPECT_EQ(asked, 2u);
+  EXPECT_TRUE(content("out") == whole_);
+  // A pipe and small inputs give nothing to go by.
+  o.out = dir_ / "small";
+  o.space_sample_bytes = uint64_t{1} << 30;
+  prepare(o);
+  EXPECT_EQ(asked, 2u);
 }
 
 TEST_F(Interrupted, OneProcessAtATime) {

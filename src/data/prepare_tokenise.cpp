@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/progress.h"
 #include "base/threads.h"
 #include "data/prepare_passes.h"
@@ -12,8 +13,10 @@ namespace {
 
 // Documents that are tokenised together. The limits bound memory; results do not depend on them.
 constexpr size_t kBatchDocuments = 1024, kBatchBytes = size_t{4} << 20;
-constexpr size_t kKeptBytes = 4096;           // memory that a slot keeps for its next document
-constexpr size_t kKeptIds = size_t{1} << 20;  // and that a thread keeps
+constexpr size_t kKeptBytes = 4096;  // memory that a slot keeps for its next document
+// Larger batches, which is those with a large document, are read, tokenised and written one after the other.
+constexpr size_t kLargeBatchBytes = size_t{16} << 20;
+constexpr size_t kPartBytes = size_t{1} << 20;
 
 uint64_t seeded_hash(uint64_t seed, std::string_view text) {
   Hasher hasher;
@@ -26,13 +29,13 @@ struct Slot {
   RawDocument raw;
   Document document;
   uint64_t split_key = 0, text_key = 0, text_bytes = 0;
-  std::vector<std::byte> tokens;
+  TokenParts tokens;
   std::exception_ptr error;
 };
 
 struct Batch {
   std::vector<Slot> slots = std::vector<Slot>(kBatchDocuments);
-  size_t count = 0;
+  size_t count = 0, bytes = 0;
   std::exception_ptr error;  // of reading on after the last of them
   bool last = false;
   ReaderPosition end;
@@ -40,21 +43,27 @@ struct Batch {
 };
 
 void read_batch(DocumentReader& reader, Batch& batch) {
-  batch.count = 0;
+  batch.count = batch.bytes = 0;
   try {
-    for (size_t bytes = 0; batch.count < kBatchDocuments && bytes < kBatchBytes; ++batch.count) {
+    for (; batch.count < kBatchDocuments && batch.bytes < kBatchBytes; ++batch.count) {
       RawDocument& raw = batch.slots[batch.count].raw;
       if (!reader.next_raw(raw)) {
         batch.last = true;
         break;
       }
-      bytes += raw.bytes.size();
+      batch.bytes += raw.bytes.size();
     }
   } catch (...) {
     batch.error = std::current_exception();
   }
   batch.end = reader.position();
   batch.bytes_read = reader.bytes_read();
+}
+
+// Packs ids into parts of a bounded size, so that a large document is never copied to grow.
+void append_ids(std::span<const int32_t> ids, TokenType type, TokenParts& parts) {
+  if (parts.empty() || parts.back().size() >= kPartBytes) parts.emplace_back();
+  pack_tokens(ids, type, parts.back());
 }
 
 // `ids` is the thread's: one buffer for all its documents, and no more memory than the tokens need in the
@@ -66,18 +75,24 @@ void tokenise(const DocumentReader& reader, const Tokenizer& tokenizer, const Pr
     if (slot.raw.bytes.capacity() > kKeptBytes) slot.raw = {};
     const std::string& text = slot.document.text;
     slot.text_bytes = text.size();
-    slot.tokens.clear();
+    if (slot.tokens.size() == 1)
+      slot.tokens[0].clear();
+    else
+      slot.tokens.clear();
     if (text.empty()) return;
     slot.text_key = seeded_hash(options.seed, text);
     slot.split_key =
         options.split_by == SplitBy::text ? slot.text_key : seeded_hash(options.seed, slot.document.id);
+    const TokenType type = token_type_for(tokenizer.vocab_size());
     ids.clear();
-    ids.reserve(text.size() + 1);
-    tokenizer.encode(text, ids);
-    ids.push_back(tokenizer.eot());
+    if (text.size() > kPartBytes)
+      tokenizer.encode_in_parts(text,
+                                [&](std::span<const int32_t> some) { append_ids(some, type, slot.tokens); });
+    else
+      tokenizer.encode(text, ids);
     if (text.capacity() > kKeptBytes) slot.document = {};
-    pack_tokens(ids, token_type_for(tokenizer.vocab_size()), slot.tokens);
-    if (ids.capacity() > kKeptIds) std::vector<int32_t>().swap(ids);
+    ids.push_back(tokenizer.eot());
+    append_ids(ids, type, slot.tokens);
   } catch (...) {
     slot.error = std::current_exception();
   }
@@ -90,7 +105,8 @@ void write_batch(Batch& batch, PrepareWork& work) {
       ++work.state.empty_documents;
     else
       work.add(slot.tokens, slot.split_key, slot.text_key, slot.text_bytes);
-    if (slot.tokens.capacity() > kKeptBytes) std::vector<std::byte>().swap(slot.tokens);
+    if (slot.tokens.size() > 1 || (!slot.tokens.empty() && slot.tokens[0].capacity() > kKeptBytes))
+      TokenParts().swap(slot.tokens);
   }
   batch.count = 0;
   work.state.position = batch.end;
@@ -101,6 +117,40 @@ void rethrow_first_error(const Batch& batch) {
     if (batch.slots[i].error) std::rethrow_exception(batch.slots[i].error);
   if (batch.error) std::rethrow_exception(batch.error);
 }
+
+// Looks once, as soon as enough of the input is tokenised to go by, whether the disk has room for the rest.
+class SpaceCheck {
+ public:
+  SpaceCheck(const PrepareOptions& options, uint64_t total_bytes) : options_(options), total_(total_bytes) {}
+
+  // What is in `work` came from the first `bytes_read` bytes of the input.
+  void look(const PrepareWork& work, uint64_t bytes_read) {
+    if (done_ || total_ == 0 || bytes_read < options_.space_sample_bytes || bytes_read >= total_) return;
+    done_ = true;
+    const double parts = double(total_) / double(bytes_read);
+    const double tokens = parts * double(work.state.token_bytes);
+    const double records = parts * double(work.state.documents) * sizeof(DocumentRecord);
+    const double sorted = records > double(options_.sort_bytes) ? records : 0;
+    const double needed = (tokens - double(work.state.token_bytes)) + tokens + records + sorted;
+    const double free = double(free_bytes());
+    const std::string sentence = fmt::format("{} needs about {} more on its disk, which has {} free",
+                                             options_.out.string(), human_bytes(needed), human_bytes(free));
+    if (free < needed / 2) fail("{}: make room, choose another folder or prepare less", sentence);
+    if (free < needed) spdlog::warn("{}", sentence);
+  }
+
+ private:
+  uint64_t free_bytes() const {
+    if (options_.free_bytes) return options_.free_bytes(options_.out);
+    std::error_code error;
+    const auto space = std::filesystem::space(options_.out, error);
+    return error ? UINT64_MAX : uint64_t(space.available);
+  }
+
+  const PrepareOptions& options_;
+  uint64_t total_;
+  bool done_ = false;
+};
 
 }  // namespace
 
@@ -120,28 +170,44 @@ void tokenise_documents(DocumentReader& reader, const Tokenizer& tokenizer, cons
 
   // Three batches are under way: while the documents of one are tokenised, one thread reads the next and one
   // writes the one before.
+  SpaceCheck space(options, reader.total_bytes());
+  if (work.saved()) space.look(work, reader.bytes_read());
   std::array<Batch, 3> batches;
   std::vector<std::vector<int32_t>> ids(static_cast<size_t>(thread_count()));  // by thread
   read_batch(reader, batches[0]);
   for (size_t turn = 0;; ++turn) {
     Batch &current = batches[turn % 3], &next = batches[(turn + 1) % 3], &previous = batches[(turn + 2) % 3];
     std::exception_ptr write_error;
-    parallel_for(int64_t(current.count) + 2, [&](int64_t piece) {
-      if (piece >= 2)
-        return tokenise(reader, tokenizer, options, current.slots[size_t(piece - 2)],
-                        ids[size_t(thread_index())]);
-      if (piece == 0) {
-        if (!current.last && !current.error) read_batch(reader, next);
-        return;
-      }
+    const auto read_next = [&] {
+      if (!current.last && !current.error) read_batch(reader, next);
+    };
+    const auto write_previous = [&] {
       try {
         if (turn == 0) return;
         write_batch(previous, work);
+        space.look(work, previous.bytes_read);
         save_after(options.save_seconds);
       } catch (...) {
         write_error = std::current_exception();
       }
-    });
+    };
+    const auto tokenise_one = [&](int64_t i) {
+      tokenise(reader, tokenizer, options, current.slots[size_t(i)], ids[size_t(thread_index())]);
+    };
+    if (current.bytes > kLargeBatchBytes) {
+      write_previous();
+      if (!write_error) parallel_for(int64_t(current.count), tokenise_one);
+      read_next();
+    } else {
+      parallel_for(int64_t(current.count) + 2, [&](int64_t piece) {
+        if (piece == 0)
+          read_next();
+        else if (piece == 1)
+          write_previous();
+        else
+          tokenise_one(piece - 2);
+      });
+    }
     if (write_error) std::rethrow_exception(write_error);
     try {
       rethrow_first_error(current);

@@ -87,16 +87,19 @@ void PrepareWork::open_files(const PrepareState& at) {
   records_ = std::make_unique<WorkFile>(folder_ / "records", at.documents * sizeof(DocumentRecord));
 }
 
-void PrepareWork::add(std::span<const std::byte> tokens, uint64_t split_key, uint64_t text_key,
-                      uint64_t text_bytes) {
-  record_buffer_.push_back({split_key, text_key, state.token_bytes, tokens.size(), text_bytes});
+void PrepareWork::add(const TokenParts& tokens, uint64_t split_key, uint64_t text_key, uint64_t text_bytes) {
+  uint64_t bytes = 0;
+  for (const auto& part : tokens) bytes += part.size();
+  record_buffer_.push_back({split_key, text_key, state.token_bytes, bytes, text_bytes});
   ++state.documents;
-  state.token_bytes += tokens.size();
-  if (token_buffer_.size() + tokens.size() > kBufferBytes) flush();
-  if (tokens.size() > kBufferBytes)
-    tokens_->append(tokens.data(), tokens.size());
-  else
-    token_buffer_.insert(token_buffer_.end(), tokens.begin(), tokens.end());
+  state.token_bytes += bytes;
+  for (const auto& part : tokens) {
+    if (token_buffer_.size() + part.size() > kBufferBytes) flush();
+    if (part.size() > kBufferBytes)
+      tokens_->append(part.data(), part.size());
+    else
+      token_buffer_.insert(token_buffer_.end(), part.begin(), part.end());
+  }
 }
 
 void PrepareWork::flush() {

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "base/files.h"
@@ -25,6 +24,9 @@ struct DocumentRecord {
   uint64_t begin, bytes;         // of its tokens in the file of tokens
   uint64_t text_bytes;
 };
+
+// A document's packed tokens (pack_tokens), end to end.
+using TokenParts = std::vector<std::vector<std::byte>>;
 
 struct PrepareState {
   ReaderPosition position;  // behind the last document that is in the files
@@ -43,8 +45,7 @@ class PrepareWork {
   PrepareWork& operator=(const PrepareWork&) = delete;
 
   PrepareState state;  // add() keeps the counts, the caller the rest
-  // `tokens` are packed (pack_tokens).
-  void add(std::span<const std::byte> tokens, uint64_t split_key, uint64_t text_key, uint64_t text_bytes);
+  void add(const TokenParts& tokens, uint64_t split_key, uint64_t text_key, uint64_t text_bytes);
   // Brings everything to the disk and notes `state`.
   void save();
   // Writes what is buffered, before reading.

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "tokenizer/long_word.h"
 #include "tokenizer/save_tokenizer_json.h"
 #include "tokenizer/unicode.h"
 #include "tokenizer/word_cache.h"
@@ -163,34 +164,50 @@ std::string BpeTokenizer::to_json() const {
 }
 
 void BpeTokenizer::encode(std::string_view text, std::vector<int32_t>& ids, SpecialText special) const {
-  if (!added_.any(special)) return encode_between(text, ids);
+  Output out{ids};
+  encode(text, out, special);
+}
+
+void BpeTokenizer::encode_in_parts(std::string_view text,
+                                   const std::function<void(std::span<const int32_t>)>& take) const {
+  constexpr size_t kPart = size_t{1} << 16;
+  std::vector<int32_t> ids;
+  Output out{ids, &take, kPart};
+  encode(text, out, SpecialText::plain);
+  if (!ids.empty()) take(ids);
+}
+
+void BpeTokenizer::encode(std::string_view text, Output& out, SpecialText special) const {
+  if (!added_.any(special)) return encode_between(text, out);
   for (size_t begin = 0; begin < text.size();) {
     const auto found = added_.find(text, begin, special);
-    encode_between(text.substr(begin, found.begin - begin), ids);
-    if (found.id >= 0) ids.push_back(found.id);
+    encode_between(text.substr(begin, found.begin - begin), out);
+    if (found.id >= 0) out.ids.push_back(found.id);
     begin = found.end;
   }
 }
 
-void BpeTokenizer::encode_between(std::string_view text, std::vector<int32_t>& ids) const {
+void BpeTokenizer::encode_between(std::string_view text, Output& out) const {
   if (text.empty()) return;
   std::string normal, spaced;
   if (model_.nfc) text = to_nfc(text, normal);
   if (model_.prefix_space && !text.starts_with(' ')) {
     spaced.reserve(text.size() + 1);
     text = (spaced += ' ').append(text);
+    std::string().swap(normal);
   }
-  encode_words(text, ids);
+  encode_words(text, out);
 }
 
 // Words go through a short queue, so that the memory of the cache is on its way by the time it is looked at.
-void BpeTokenizer::encode_words(std::string_view text, std::vector<int32_t>& ids) const {
+void BpeTokenizer::encode_words(std::string_view text, Output& out) const {
   constexpr size_t kQueue = 8;
   struct Waiting {
     std::string_view word;
     WordCache::Key key;
   } queue[kQueue];
   WordCache& cache = WordCache::of_this_thread();
+  std::vector<int32_t>& ids = out.ids;
   const char* const end = text.data() + text.size();
   const auto is_cached = [](std::string_view word) {
     return word.size() > 1 && word.size() <= WordCache::kMaxWord;
@@ -198,41 +215,50 @@ void BpeTokenizer::encode_words(std::string_view text, std::vector<int32_t>& ids
   const auto emit = [&](const Waiting& waiting) {
     const std::string_view word = waiting.word;
     if (word.size() == 1) return ids.push_back(byte_ids_[static_cast<unsigned char>(word[0])]);
-    if (!is_cached(word)) return encode_word(word, ids);
+    if (!is_cached(word)) return encode_word(word, out);
     if (const auto* slot = cache.find(waiting.key, number_)) {
       if (slot->count == 1) return ids.push_back(slot->ids[0]);
       ids.insert(ids.end(), slot->ids, slot->ids + slot->count);
       return;
     }
     const size_t before = ids.size();
-    encode_word(word, ids);
+    encode_word(word, out);
     const auto its = std::span<const int32_t>(ids).subspan(before);
     if (its.size() <= WordCache::kMaxIds) cache.put(waiting.key, number_, its);
   };
   size_t words = 0;
   splitter_.for_each(text, [&](std::string_view word) {
     Waiting& place = queue[words % kQueue];
-    if (words++ >= kQueue) emit(place);
+    if (words++ >= kQueue) {
+      emit(place);
+      out.hand_on();
+    }
     place.word = word;
     if (!is_cached(word)) return;
     place.key = WordCache::key(word, size_t(end - word.data()));
     cache.prefetch(place.key);
   });
   for (size_t i = words < kQueue ? 0 : words - kQueue; i < words; ++i) emit(queue[i % kQueue]);
+  out.hand_on();
 }
 
-void BpeTokenizer::encode_word(std::string_view word, std::vector<int32_t>& ids) const {
+void BpeTokenizer::encode_word(std::string_view word, Output& out) const {
   if (word.size() <= longest_token_) {
     const int32_t id = index_.find(word);
     if (id != TokenIndex::kNone && (model_.whole_words || merges_up_[size_t(id)] != 0))
-      return ids.push_back(id);
+      return out.ids.push_back(id);
   }
-  merge_bytes(word, ids);
+  if (word.size() <= LongWordMerger::kWindow) {
+    merge_bytes(word, out.ids);
+    return;
+  }
+  LongWordMerger(merges_, index_, byte_ids_).merge(word, [&](std::span<const int32_t> some) {
+    out.ids.insert(out.ids.end(), some.begin(), some.end());
+    out.hand_on();
+  });
 }
 
 MergeTable::Applied BpeTokenizer::merge_bytes(std::string_view word, std::vector<int32_t>& ids) const {
-  if (word.size() > MergeTable::kMaxSymbols)
-    fail("a text has a word of {} bytes; at most {} are possible", word.size(), MergeTable::kMaxSymbols);
   const size_t before = ids.size();
   ids.resize(before + word.size());
   for (size_t i = 0; i < word.size(); ++i) ids[before + i] = byte_ids_[static_cast<unsigned char>(word[i])];

@@ -30,6 +30,10 @@ class BpeTokenizer final : public Tokenizer {
     encode(text, ids, SpecialText::plain);
   }
   void encode(std::string_view text, std::vector<int32_t>& ids, SpecialText special) const override;
+  // Memory: a bit for each byte of a long word, and what a change of the text (nfc, prefix_space) or a
+  // pattern that no scanner knows needs, which is a copy of it.
+  void encode_in_parts(std::string_view text,
+                       const std::function<void(std::span<const int32_t>)>& take) const override;
   std::string_view token_bytes(int32_t id) const override {
     return id >= 0 && id < vocab_size() ? bytes_[size_t(id)] : std::string_view();
   }
@@ -38,9 +42,21 @@ class BpeTokenizer final : public Tokenizer {
   const BpeModel& model() const { return model_; }
 
  private:
-  void encode_between(std::string_view text, std::vector<int32_t>& ids) const;  // added tokens
-  void encode_words(std::string_view text, std::vector<int32_t>& ids) const;
-  void encode_word(std::string_view word, std::vector<int32_t>& ids) const;  // without looking at the cache
+  // Where ids go: into a vector that is handed on and emptied now and then, if somebody takes them.
+  struct Output {
+    std::vector<int32_t>& ids;
+    const std::function<void(std::span<const int32_t>)>* take = nullptr;
+    size_t limit = SIZE_MAX;
+    void hand_on() {
+      if (ids.size() < limit) return;
+      (*take)(ids);
+      ids.clear();
+    }
+  };
+  void encode(std::string_view text, Output& out, SpecialText special) const;
+  void encode_between(std::string_view text, Output& out) const;  // added tokens
+  void encode_words(std::string_view text, Output& out) const;
+  void encode_word(std::string_view word, Output& out) const;  // without looking at the cache
   MergeTable::Applied merge_bytes(std::string_view word, std::vector<int32_t>& ids) const;  // appends
   void drop_dead_merges();
   std::string make_fingerprint() const;

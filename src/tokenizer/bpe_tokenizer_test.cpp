@@ -85,24 +85,6 @@ std::vector<int32_t> merged_by_definition(const BpeModel& model, std::string_vie
   }
 }
 
-BpeModel random_model(uint64_t seed) {
-  const Rng rng(seed, "model");
-  std::vector<std::string> parts{"a", "b", "c"};
-  std::vector<std::pair<std::string, std::string>> merges;
-  for (uint64_t i = 0; merges.size() < 12; i += 2) {
-    const std::string left = parts[rng.below(i, parts.size())], right = parts[rng.below(i + 1, parts.size())];
-    if (std::find(parts.begin(), parts.end(), left + right) != parts.end()) continue;
-    merges.emplace_back(left, right);
-    parts.push_back(left + right);
-  }
-  // Any order: a merge may come before the ones that make its parts.
-  BpeModel model = small_model(merges);
-  for (size_t i = model.merges.size() - 1; i > 0 && seed % 2 == 1; --i)
-    std::swap(model.merges[i], model.merges[rng.below(1000 + i, i + 1)]);
-  model.splits.clear();
-  return model;
-}
-
 TEST(BpeTokenizer, ShortAndLongWordsAreMergedByTheDefinition) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const BpeModel model = random_model(seed);
@@ -115,6 +97,35 @@ TEST(BpeTokenizer, ShortAndLongWordsAreMergedByTheDefinition) {
       ASSERT_EQ(encoded(tokenizer, word), merged_by_definition(model, word)) << seed << " " << word;
       ASSERT_EQ(encoded(tokenizer, word), merged_by_definition(model, word)) << "the second time: " << word;
     }
+  }
+}
+
+TEST(BpeTokenizer, PartsAreTheWhole) {
+  const auto in_parts = [](const Tokenizer& tokenizer, std::string_view text, size_t& parts) {
+    std::vector<int32_t> ids;
+    parts = 0;
+    tokenizer.encode_in_parts(text, [&](std::span<const int32_t> some) {
+      ids.insert(ids.end(), some.begin(), some.end());
+      ++parts;
+    });
+    return ids;
+  };
+  BpeModel model = small_model({{"a", "b"}, {" ", "ab"}});
+  model.added.push_back({"<x>", 300, false});
+  model.prefix_space = model.nfc = true;
+  const BpeTokenizer bpe(model);
+  const ByteTokenizer bytes;
+  std::string text;
+  for (uint64_t i = 0; text.size() < 400'000; ++i) text += strange_text(i, true) + "<x>";
+  text += std::string(300'000, 'a');
+  for (const Tokenizer* tokenizer :
+       {static_cast<const Tokenizer*>(&bpe), static_cast<const Tokenizer*>(&bytes)}) {
+    size_t parts = 0;
+    EXPECT_EQ(in_parts(*tokenizer, text, parts), encoded(*tokenizer, text));
+    EXPECT_GT(parts, 4u);
+    EXPECT_EQ(in_parts(*tokenizer, "ab", parts), encoded(*tokenizer, "ab"));
+    EXPECT_EQ(parts, 1u);
+    EXPECT_TRUE(in_parts(*tokenizer, "", parts).empty());
   }
 }
 

@@ -144,7 +144,7 @@ BpeModel parse_tiktoken(std::string_view text, std::string_view what, std::strin
         what, stem);
   }
   model.merges = all_merges(model.tokens);
-  set_eot(model, options, what);
+  set_eot(model, {.options = options}, what);
   return model;
 }
 

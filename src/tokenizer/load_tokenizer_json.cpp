@@ -173,9 +173,23 @@ class PreTokenizers {
   bool byte_level_ = false;
 };
 
+// The special token of a template that adds nothing to a text (save_tokenizer_json.cpp); empty for any other
+// post-processor, whatever it is.
+std::string noted_eot(const json& processor) {
+  static const json nothing_added = json::array({{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}});
+  const auto at = [&](const char* key) {
+    return processor.is_object() && processor.contains(key) ? processor[key] : json();
+  };
+  const json tokens = at("special_tokens");
+  const bool is_note = at("type") == "TemplateProcessing" && at("single") == nothing_added &&
+                       tokens.is_object() && tokens.size() == 1;
+  return is_note ? tokens.begin().key() : "";
+}
+
 }  // namespace
 
-BpeModel parse_tokenizer_json(std::string_view text, std::string_view what, const TokenizerOptions& options) {
+BpeModel parse_tokenizer_json(std::string_view text, std::string_view what, const TokenizerOptions& options,
+                              const std::function<EotChoice()>& beside) {
   const VocabularyJson vocabulary = read_tokenizer_json(text, what);
   const Members file(vocabulary.rest, std::string(what), "");
   BpeModel model;
@@ -189,12 +203,13 @@ BpeModel parse_tokenizer_json(std::string_view text, std::string_view what, cons
   file.member("decoder", read_decoder);
   read_added(file, model);
   set_tokens(model, vocabulary, what);
-  set_eot(model, options, what);
+  set_eot(model, {options, noted_eot(file.at("post_processor")), beside}, what);
   return model;
 }
 
 BpeModel load_tokenizer_json(const std::filesystem::path& file, const TokenizerOptions& options) {
-  return parse_tokenizer_json(read_text(file), file.string(), options);
+  return parse_tokenizer_json(read_text(file), file.string(), options,
+                              [&] { return eot_in_folder(file.parent_path()); });
 }
 
 }  // namespace sps

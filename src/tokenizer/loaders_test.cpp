@@ -5,6 +5,7 @@
 #include "base/test_files.h"
 #include "tokenizer/bpe_tokenizer.h"
 #include "tokenizer/byte_alphabet.h"
+#include "tokenizer/eot_config.h"
 #include "tokenizer/load_gpt2_files.h"
 #include "tokenizer/load_tiktoken.h"
 #include "tokenizer/load_tokenizer_json.h"
@@ -152,8 +153,99 @@ TEST(LoadTokenizerJson, EndOfText) {
   file["added_tokens"][0]["content"] = "<|im_end|>";
   EXPECT_EQ(parsed(file).eot, 258);
   for (auto& token : file["added_tokens"]) token["content"] = "<" + std::to_string(int(token["id"])) + ">";
-  EXPECT_PRED2(mentions, error_of([&] { parsed(file); }), "(it has <258>, <259>); the tokenizer option eot");
+  EXPECT_PRED2(mentions, error_of([&] { parsed(file); }), "(it has <258>, <259>); --eot must name it");
   EXPECT_EQ(parsed(file, {.eot = "<259>"}).eot, 259);
+  EXPECT_EQ(parsed(file, {.eot_id = 259}).eot, 259);
+  EXPECT_PRED2(mentions, error_of([&] { parsed(file, {.eot_id = 260}); }), "no added token with the id 260");
+  // A token of the vocabulary will do unless merges need it; then it is an added one.
+  file["model"]["vocab"]["<fin>"] = 260;
+  const BpeModel plain = parsed(file, {.eot = "<fin>"});
+  EXPECT_EQ(plain.eot, 260);
+  EXPECT_EQ(plain.added.back(), (AddedToken{"<fin>", 260, true}));
+  EXPECT_EQ(parsed(file, {.eot_id = 260}), plain);
+  EXPECT_PRED2(mentions, error_of([&] { parsed(file, {.eot_id = 256}); }), "no added token with the id 256");
+}
+
+// The copy that a data set or a checkpoint takes along says it by itself, whatever the token is called.
+TEST(LoadTokenizerJson, EndOfTextIsKept) {
+  json file = small_json();
+  file["added_tokens"].push_back({{"id", 259}, {"content", "<fin>"}, {"special", true}});
+  for (const char* eot : {"<fin>", "<|endoftext|>"}) {
+    const BpeTokenizer tokenizer(parsed(file, {.eot = eot}));
+    const json written = parse_json(tokenizer.to_json(), "written");
+    // Nothing is noted where the name says enough.
+    EXPECT_EQ(written["post_processor"].is_null(), eot == std::string("<|endoftext|>"));
+    const BpeTokenizer back(parsed(written));
+    EXPECT_EQ(back.eot(), tokenizer.eot());
+    EXPECT_EQ(back.fingerprint(), tokenizer.fingerprint());
+    EXPECT_EQ(back.to_json(), tokenizer.to_json());
+  }
+  // A template that adds something is about something else, and so is one with several tokens.
+  json noted = parse_json(BpeTokenizer(parsed(file, {.eot = "<fin>"})).to_json(), "written");
+  EXPECT_EQ(parsed(noted).eot, 259);
+  json other = noted;
+  other["post_processor"]["single"].push_back({{"SpecialToken", {{"id", "<fin>"}, {"type_id", 0}}}});
+  EXPECT_EQ(parsed(other).eot, 258);
+  other = noted;
+  other["post_processor"]["special_tokens"]["<bos>"] = json::object();
+  EXPECT_EQ(parsed(other).eot, 258);
+  other = noted;
+  other["post_processor"]["special_tokens"] = {{"<gone>", json::object()}};
+  EXPECT_EQ(parsed(other).eot, 258);
+  for (const json& odd : {json(7), json::array(), json{{"type", 7}}, json{{"special_tokens", 7}}}) {
+    other["post_processor"] = odd;
+    EXPECT_EQ(parsed(other).eot, 258) << odd;
+  }
+}
+
+TEST(EotConfig, TextOrId) {
+  const auto choice = [](std::string_view text) { return parse_eot_config(text, "c.json"); };
+  EXPECT_EQ(choice(R"({"eos_token": "<fin>", "eos_token_id": 3})").text, "<fin>");
+  EXPECT_EQ(choice(R"({"eos_token": {"content": "<fin>", "lstrip": false}})").text, "<fin>");
+  EXPECT_EQ(choice(R"({"eos_token_id": 3})").id, 3);
+  EXPECT_EQ(choice(R"({"eos_token": null, "eos_token_id": [5, 3]})").id, 5);
+  for (const char* none :
+       {"{}", R"({"eos_token": null})", R"({"eos_token": {}})", R"({"eos_token_id": null})"})
+    EXPECT_FALSE(choice(none).made()) << none;
+  for (const char* wrong : {R"({"eos_token": 3})", R"({"eos_token": ""})", R"({"eos_token": ["a"]})",
+                            R"({"eos_token_id": "3"})", R"({"eos_token_id": -1})", R"({"eos_token_id": []})",
+                            R"({"eos_token_id": [null, 3]})", R"({"eos_token_id": 4294967296})", "[]", "{"})
+    EXPECT_PRED2(mentions, error_of([&] { choice(wrong); }), "c.json") << wrong;
+}
+
+TEST(MakeTokenizer, EndOfTextFromTheFilesBeside) {
+  const TestDir dir;
+  json file = small_json();
+  file["added_tokens"] = {{{"id", 258}, {"content", "<a>"}, {"special", true}},
+                          {{"id", 259}, {"content", "<fin>"}, {"special", true}}};
+  const std::string path = dir.write("t/tokenizer.json", file.dump());
+  const auto eot = [&](const TokenizerOptions& options = {}) { return make_tokenizer(path, options)->eot(); };
+  EXPECT_PRED2(mentions, error_of([&] { eot(); }), "--eot must name it");
+  dir.write("t/generation_config.json", R"({"eos_token_id": [258, 7]})");
+  EXPECT_EQ(eot(), 258);
+  dir.write("t/special_tokens_map.json", R"({"eos_token": {"content": "<fin>"}})");
+  EXPECT_EQ(eot(), 259);
+  dir.write("t/tokenizer_config.json", R"({"eos_token": "<a>"})");
+  EXPECT_EQ(eot(), 258);
+  EXPECT_EQ(make_tokenizer((dir / "t").string())->eot(), 258);
+  EXPECT_EQ(eot({.eot = "<fin>"}), 259);
+  EXPECT_EQ(eot({.eot_id = 259}), 259);
+  dir.write("t/tokenizer_config.json", R"({"eos_token": "<b>"})");
+  const std::string sentence = error_of([&] { eot(); });
+  EXPECT_PRED2(mentions, sentence, "tokenizer_config.json names '<b>' for the end of text, but");
+  EXPECT_PRED2(mentions, sentence, "tokenizer.json has no such added token");
+  dir.write("t/tokenizer_config.json", R"({"eos_token": 7})");
+  EXPECT_PRED2(mentions, error_of([&] { eot(); }), "eos_token is 7");
+  // What a usual name says is not asked for: chat models name the end of a turn there.
+  dir.write("t/tokenizer.json", small_json().dump());
+  EXPECT_EQ(eot(), 258);
+  // The other files of Hugging Face have it beside them too.
+  json vocab = file["model"]["vocab"];
+  vocab["<fin>"] = 258;
+  dir.write("gpt2/vocab.json", vocab.dump());
+  dir.write("gpt2/merges.txt", "a b\n\u0120 ab\n");
+  dir.write("gpt2/tokenizer_config.json", R"({"eos_token": "<fin>"})");
+  EXPECT_EQ(make_tokenizer((dir / "gpt2").string())->eot(), 258);
 }
 
 TEST(LoadTokenizerJson, ErrorsSayWhatIsNotSupported) {
@@ -305,7 +397,7 @@ TEST(LoadGpt2Files, SmallFiles) {
   EXPECT_PRED2(mentions, error_of([&] { load("a c\n"); }), "vocab.json with merges.txt: merge 0 is 'a c'");
   EXPECT_PRED2(mentions, error_of([&] { parse_gpt2_files("[]", "v", "", "m"); }),
                "v is not an object of tokens");
-  EXPECT_PRED2(mentions, error_of([&] { parse_gpt2_files("{}", "v", "", "m"); }), "the tokenizer option eot");
+  EXPECT_PRED2(mentions, error_of([&] { parse_gpt2_files("{}", "v", "", "m"); }), "--eot must name it");
 }
 
 std::string to_base64(std::string_view bytes) {

@@ -68,38 +68,51 @@ constexpr std::string_view kNoCharacter = "\xEF\xBF\xBF";  // U+FFFF, a code poi
 class ValidText final : public CutState {
  public:
   explicit ValidText(std::string_view text) : view_(text), match_(pcre2_match_data_create(1, nullptr)) {
-    const char* const end = text.data() + text.size();
-    const char* kept = text.data();
-    for (const char* p = kept; p != end;) {
-      const Utf8Char c = read_utf8(p, end);
-      if (c.state == Utf8::valid) {
-        p += c.length;
-        continue;
-      }
-      copy_.append(kept, p);
-      replaced_.push_back(copy_.size());
+    size_t invalid = 0;
+    for_each_invalid(text, [&](size_t) { ++invalid; });
+    if (invalid == 0) return;
+    copy_.reserve(text.size() + invalid * kAdded);
+    replaced_.resize(text.size() + invalid * kAdded);
+    size_t kept = 0;
+    for_each_invalid(text, [&](size_t at) {
+      copy_.append(text, kept, at - kept);
+      replaced_[copy_.size()] = true;
       copy_ += kNoCharacter;
-      kept = ++p;
-    }
-    if (replaced_.empty()) return;
-    copy_.append(kept, end);
+      kept = at + 1;
+    });
+    copy_.append(text, kept);
     view_ = copy_;
   }
 
   std::string_view view() const { return view_; }
   pcre2_match_data* match() const { return match_.get(); }
-  // A position in view() as one in the text, both at the border of a character.
-  size_t original(size_t position) const {
-    const auto before = std::lower_bound(replaced_.begin(), replaced_.end(), position) - replaced_.begin();
-    return position - size_t(before) * (kNoCharacter.size() - 1);
+  size_t begin() const { return begin_; }  // of the next piece, in view()
+  // Goes on to the border of a later character and returns where that is in the text itself.
+  size_t go_on(size_t position) {
+    if (!replaced_.empty())
+      added_ += kAdded * size_t(std::count(replaced_.begin() + std::ptrdiff_t(begin_),
+                                           replaced_.begin() + std::ptrdiff_t(position), true));
+    begin_ = position;
+    return begin_ - added_;
   }
 
-  size_t begin = 0;  // of the next piece, in view()
-
  private:
+  static constexpr size_t kAdded = kNoCharacter.size() - 1;
+
+  template <class Visit>
+  static void for_each_invalid(std::string_view text, Visit&& visit) {
+    const char* const end = text.data() + text.size();
+    for (const char* p = text.data(); p != end;) {
+      const Utf8Char c = read_utf8(p, end);
+      if (c.state != Utf8::valid) visit(size_t(p - text.data()));
+      p += c.state == Utf8::valid ? c.length : 1;
+    }
+  }
+
   std::string_view view_;
   std::string copy_;
-  std::vector<size_t> replaced_;  // where in `copy_`
+  std::vector<bool> replaced_;    // where in `copy_` a byte was replaced; empty: nowhere
+  size_t begin_ = 0, added_ = 0;  // added_: bytes of `copy_` before begin_ that are not in the text
   std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>> match_;
 };
 
@@ -135,13 +148,9 @@ class RegexCutter final : public Cutter {
     }
     auto& valid = static_cast<ValidText&>(*state);
     size_t n = 0;
-    while (n < ends.size() && valid.begin < valid.view().size()) {
+    while (n < ends.size() && valid.begin() < valid.view().size()) {
       const auto [from, to] = match(valid);
-      if (from > valid.begin)
-        valid.begin = from;  // what lies before a match
-      else
-        valid.begin = to;
-      ends[n++] = valid.original(valid.begin);
+      ends[n++] = valid.go_on(from > valid.begin() ? from : to);  // what lies before a match, or the match
     }
     return n;
   }
@@ -155,7 +164,7 @@ class RegexCutter final : public Cutter {
   Match match(const ValidText& valid) const {
     const std::string_view text = valid.view();
     const auto run = [&](uint32_t more) {
-      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), valid.begin,
+      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), valid.begin(),
                          PCRE2_NOTEMPTY | PCRE2_NO_UTF_CHECK | more, valid.match(), limits_.get());
     };
     int result = run(0);
@@ -166,7 +175,7 @@ class RegexCutter final : public Cutter {
            message(result));
     // \K may put a match's start anywhere.
     const PCRE2_SIZE* found = pcre2_get_ovector_pointer(valid.match());
-    if (found[0] < valid.begin || found[1] <= found[0])
+    if (found[0] < valid.begin() || found[1] <= found[0])
       fail("the pre-tokenizer pattern '{}' moves the start of a match, which is not supported", pattern_);
     return {found[0], found[1]};
   }

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/splitter.h"
+#include "tokenizer/vocabulary.h"
 
 namespace sps {
 
@@ -108,6 +109,24 @@ Json pre_tokenizer(const BpeModel& model) {
   return {{"type", "Sequence"}, {"pretokenizers", std::move(list)}};
 }
 
+// tokenizer.json has no place for the end of text. Where its name does not give it away it is the special
+// token of a template that adds nothing: readers' ids stay as they are, and it survives their writing the
+// file again.
+Json post_processor(const BpeModel& model) {
+  if (usual_eot(model) == model.eot) return nullptr;
+  const auto sequence = [](const char* id, int type) {
+    return Json{{"Sequence", {{"id", id}, {"type_id", type}}}};
+  };
+  Json tokens = Json::object();
+  for (const AddedToken& token : model.added)
+    if (token.id == model.eot)
+      tokens[token.text] = {{"id", token.text}, {"ids", {token.id}}, {"tokens", {token.text}}};
+  return {{"type", "TemplateProcessing"},
+          {"single", Json::array({sequence("A", 0)})},
+          {"pair", Json::array({sequence("A", 0), sequence("B", 1)})},
+          {"special_tokens", std::move(tokens)}};
+}
+
 std::string text_of(const Json& json) {
   try {
     return json.dump(2) + '\n';
@@ -146,7 +165,7 @@ std::string to_tokenizer_json(const BpeModel& model) {
                   {"added_tokens", std::move(added)},
                   {"normalizer", model.nfc ? Json{{"type", "NFC"}} : Json(nullptr)},
                   {"pre_tokenizer", pre_tokenizer(model)},
-                  {"post_processor", nullptr},
+                  {"post_processor", post_processor(model)},
                   {"decoder", byte_level(true, true)},
                   {"model", std::move(bpe)}});
 }

@@ -172,6 +172,20 @@ TEST(SaveTokenizerJson, TheLoaderGivesTheModelBack) {
   EXPECT_EQ(back(model), model);
 }
 
+// A template that adds nothing, so that readers give the same ids.
+TEST(SaveTokenizerJson, NotesAnEndOfTextThatNoNameGivesAway) {
+  BpeModel model = small_model();
+  EXPECT_TRUE(written(model).at("post_processor").is_null());
+  model.added[0].text = "<fin>";
+  EXPECT_EQ(written(model).at("post_processor"), parse_json(R"({
+    "type": "TemplateProcessing",
+    "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"<fin>": {"id": "<fin>", "ids": [5], "tokens": ["<fin>"]}}
+  })",
+                                                            "test"));
+}
+
 TEST(SaveTokenizerJson, WhatCannotBeWritten) {
   const auto error = [](auto change) {
     BpeModel model = small_model();

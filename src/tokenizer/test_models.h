@@ -34,6 +34,25 @@ inline BpeModel small_model(const std::vector<std::pair<std::string, std::string
   return model;
 }
 
+// Twelve random merges of a, b and c; with an odd seed in any order.
+inline BpeModel random_model(uint64_t seed) {
+  const Rng rng(seed, "model");
+  std::vector<std::string> parts{"a", "b", "c"};
+  std::vector<std::pair<std::string, std::string>> merges;
+  for (uint64_t i = 0; merges.size() < 12; i += 2) {
+    const std::string left = parts[rng.below(i, parts.size())], right = parts[rng.below(i + 1, parts.size())];
+    if (std::find(parts.begin(), parts.end(), left + right) != parts.end()) continue;
+    merges.emplace_back(left, right);
+    parts.push_back(left + right);
+  }
+  // Any order: a merge may come before the ones that make its parts.
+  BpeModel model = small_model(merges);
+  for (size_t i = model.merges.size() - 1; i > 0 && seed % 2 == 1; --i)
+    std::swap(model.merges[i], model.merges[rng.below(1000 + i, i + 1)]);
+  model.splits.clear();
+  return model;
+}
+
 inline std::vector<int32_t> encoded(const Tokenizer& tokenizer, std::string_view text,
                                     SpecialText special = SpecialText::plain) {
   std::vector<int32_t> ids;

@@ -31,6 +31,7 @@ class TokenIndex {
   }
 
   int32_t find(std::string_view bytes) const { return slots_[place(bytes, hash64(bytes))].id; }
+  std::string_view bytes(int32_t id) const { return tokens_[size_t(id)]; }
   // The first token that an earlier one equals; kNone if all differ.
   int32_t repeated() const { return repeated_; }
 

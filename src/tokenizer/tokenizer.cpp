@@ -1,5 +1,6 @@
 #include "tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -23,6 +24,17 @@ void ByteTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) con
   const size_t before = ids.size();
   ids.resize(before + text.size());
   for (size_t i = 0; i < text.size(); ++i) ids[before + i] = static_cast<unsigned char>(text[i]);
+}
+
+void ByteTokenizer::encode_in_parts(std::string_view text,
+                                    const std::function<void(std::span<const int32_t>)>& take) const {
+  constexpr size_t kPart = size_t{1} << 16;
+  std::vector<int32_t> ids;
+  for (; !text.empty(); text.remove_prefix(std::min(kPart, text.size()))) {
+    ids.clear();
+    encode(text.substr(0, kPart), ids);
+    take(ids);
+  }
 }
 
 std::string_view ByteTokenizer::token_bytes(int32_t id) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,6 +24,10 @@ class Tokenizer {
   virtual int32_t eot() const = 0;  // end of text: stands after each document, never comes out of encode()
   virtual void encode(std::string_view text, std::vector<int32_t>& ids) const = 0;  // appends; plain
   virtual void encode(std::string_view text, std::vector<int32_t>& ids, SpecialText special) const = 0;
+  // The ids of encode(text), plain, some thousands at a time: for texts whose ids should not all be in
+  // memory.
+  virtual void encode_in_parts(std::string_view text,
+                               const std::function<void(std::span<const int32_t>)>& take) const = 0;
   // The bytes an id stands for; none for special ids and for numbers that are no id. Lives as long as the
   // tokenizer.
   virtual std::string_view token_bytes(int32_t id) const = 0;
@@ -41,15 +46,19 @@ class ByteTokenizer final : public Tokenizer {
   void encode(std::string_view text, std::vector<int32_t>& ids, SpecialText) const override {
     encode(text, ids);
   }
+  void encode_in_parts(std::string_view text,
+                       const std::function<void(std::span<const int32_t>)>& take) const override;
   std::string_view token_bytes(int32_t id) const override;
   std::string fingerprint() const override;
 };
 
 struct TokenizerOptions {
-  // The added token that ends a text. Empty: the first that is there of <|endoftext|>, <|end_of_text|>,
-  // <|im_end|>,
-  // </s>.
+  // The added token that ends a text, by its text or by its id. Neither: the token that the file itself
+  // notes; the first that is there of <|endoftext|>, <|end_of_text|>, <|im_end|>, </s>; or the one that a
+  // tokenizer_config.json, special_tokens_map.json or generation_config.json beside the file names
+  // (docs/formats/tokenizer.md).
   std::string eot{};
+  int32_t eot_id = -1;
   // The pre-tokenizer's pattern, for files that do not say it: GPT-2's two files (empty: GPT-2's) and rank
   // files.
   std::string pattern{};

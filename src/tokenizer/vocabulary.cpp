@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.h"
 #include "tokenizer/byte_alphabet.h"
@@ -229,47 +230,80 @@ void set_tokens(BpeModel& model, const VocabularyJson& vocabulary, std::string_v
 
 namespace {
 
-// The added token that ends texts; -1 if there is none.
-int32_t find_eot(BpeModel& model, const TokenizerOptions& options) {
-  std::vector<std::string> names{"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>"};
-  if (!options.eot.empty()) names = {options.eot};
-  for (const std::string& name : names) {
-    for (AddedToken& token : model.added)
-      if (token.text == name) {
-        token.special = true;
-        return token.id;
-      }
-    const auto found = std::find(model.tokens.begin(), model.tokens.end(), name);
-    if (found == model.tokens.end()) continue;
-    const auto id = int32_t(found - model.tokens.begin());
-    const auto uses = [id](const Merge& m) { return m.left == id || m.right == id || m.result == id; };
-    if (std::any_of(model.merges.begin(), model.merges.end(), uses)) continue;
-    found->clear();
-    const auto after = std::upper_bound(model.added.begin(), model.added.end(), id,
-                                        [](int32_t i, const AddedToken& token) { return i < token.id; });
-    model.added.insert(after, {name, id, true});
+// The id of the token `name` if it can be a special one: an added token, or one that takes no part in merges.
+int32_t find_special(const BpeModel& model, std::string_view name) {
+  for (const AddedToken& token : model.added)
+    if (token.text == name) return token.id;
+  const auto found = std::find(model.tokens.begin(), model.tokens.end(), name);
+  if (name.empty() || found == model.tokens.end()) return -1;
+  const auto id = int32_t(found - model.tokens.begin());
+  const auto uses = [id](const Merge& m) { return m.left == id || m.right == id || m.result == id; };
+  return std::any_of(model.merges.begin(), model.merges.end(), uses) ? -1 : id;
+}
+
+// The same for a token that is known by its id.
+int32_t find_special(const BpeModel& model, int64_t id) {
+  for (const AddedToken& token : model.added)
+    if (token.id == id) return token.id;
+  const bool there = id >= 0 && size_t(id) < model.tokens.size();
+  return there && find_special(model, model.tokens[size_t(id)]) == id ? int32_t(id) : -1;
+}
+
+void make_special(BpeModel& model, int32_t id) {
+  const auto place = std::lower_bound(model.added.begin(), model.added.end(), id,
+                                      [](const AddedToken& token, int32_t i) { return token.id < i; });
+  if (place != model.added.end() && place->id == id)
+    place->special = true;
+  else
+    model.added.insert(place, {std::exchange(model.tokens[size_t(id)], {}), id, true});
+}
+
+int32_t find_eot(const BpeModel& model, const EotSources& sources, std::string_view what) {
+  const TokenizerOptions& options = sources.options;
+  if (!options.eot.empty()) {
+    const int32_t id = find_special(model, options.eot);
+    if (id < 0) fail("{} has no added token '{}' that could be the end of text", what, options.eot);
     return id;
   }
-  return -1;
+  if (options.eot_id >= 0) {
+    const int32_t id = find_special(model, options.eot_id);
+    if (id < 0)
+      fail("{} has no added token with the id {} that could be the end of text", what, options.eot_id);
+    return id;
+  }
+  int32_t id = find_special(model, sources.noted);
+  if (id < 0) id = usual_eot(model);
+  if (id >= 0 || !sources.beside) return id;
+  const EotChoice choice = sources.beside();
+  if (!choice.made()) return -1;
+  id = choice.text.empty() ? find_special(model, choice.id) : find_special(model, choice.text);
+  if (id < 0)
+    fail("{} names {} for the end of text, but {} has no such added token", choice.file,
+         choice.text.empty() ? fmt::format("id {}", choice.id) : fmt::format("'{}'", choice.text), what);
+  return id;
 }
 
 }  // namespace
 
-void set_eot(BpeModel& model, const TokenizerOptions& options, std::string_view what) {
-  model.eot = find_eot(model, options);
+int32_t usual_eot(const BpeModel& model) {
+  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>"})
+    if (const int32_t id = find_special(model, name); id >= 0) return id;
+  return -1;
+}
+
+void set_eot(BpeModel& model, const EotSources& sources, std::string_view what) {
+  model.eot = find_eot(model, sources, what);
   if (model.eot >= 0) {
+    make_special(model, model.eot);
     while (!model.tokens.empty() && model.tokens.back().empty()) model.tokens.pop_back();
     model.tokens.resize(std::max(model.tokens.size(), size_t(model.added.back().id) + 1));
     return;
   }
-  if (!options.eot.empty())
-    fail("{} has no added token '{}' that could be the end of text", what, options.eot);
   std::string some;
   for (size_t i = 0; i < std::min<size_t>(model.added.size(), 4); ++i)
     some += (i == 0 ? " (it has " : ", ") + model.added[i].text;
   if (!some.empty()) some += model.added.size() > 4 ? ", ...)" : ")";
-  fail("{} has none of the usual tokens for the end of text{}; the tokenizer option eot must name it", what,
-       some);
+  fail("{} has none of the usual tokens for the end of text{}; --eot must name it", what, some);
 }
 
 }  // namespace sps

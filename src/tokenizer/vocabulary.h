@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 
 #include "base/json.h"
 #include "tokenizer/bpe_model.h"
+#include "tokenizer/eot_config.h"
 #include "tokenizer/tokenizer.h"
 
 namespace sps {
@@ -31,9 +33,19 @@ bool split_merge(std::string_view text, std::pair<std::string, std::string>& mer
 
 // Fills in tokens and merges; tokens that model.added has already are left out.
 void set_tokens(BpeModel& model, const VocabularyJson& vocabulary, std::string_view what);
+
+// Where to look for the end of text, one after the other: the options; what the file itself notes; the usual
+// names; what stands beside the file, which is only looked at if nothing else says it.
+struct EotSources {
+  const TokenizerOptions& options;
+  std::string noted{};
+  std::function<EotChoice()> beside{};
+};
 // Finds the end of text and makes it a special token; model.added gets it if only the tokens have it. Then
 // gives model.tokens its final size. Comes last.
-void set_eot(BpeModel& model, const TokenizerOptions& options, std::string_view what);
+void set_eot(BpeModel& model, const EotSources& sources, std::string_view what);
+// The token that the usual names alone give; -1 if there is none.
+int32_t usual_eot(const BpeModel& model);
 
 // Errors unless `id` may be the id of one of `count` tokens: files have gaps, but not large ones.
 void check_id(int64_t id, size_t count, std::string_view token, std::string_view what);

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/threads.h"
+#include "data/check_ids.h"
 #include "data/data_tokenizer.h"
 #include "model/flops.h"
 #include "model/load.h"
@@ -210,6 +211,8 @@ RunResult Trainer::run(const volatile std::sig_atomic_t* interrupted) {
     write_atomically(dir / "config.toml", bind(config_).to_toml());
     const std::string tokenizer = tokenizer_ ? tokenizer_->to_json() : "";
     if (!tokenizer.empty()) write_atomically(dir / kTokenizerFile, tokenizer);
+    const TokenFile* const files[] = {&*train_file_, &*val_file_};
+    check_ids(files, dir / "checked_ids.json");
   }
   const int64_t steps = total_steps();
   if (step_ >= steps) {

@@ -171,6 +171,20 @@ TEST_F(TrainerTest, ABatchWithNothingScoredChangesNothing) {
   }
 }
 
+// No meta.json says what the largest id is, and the first steps would not come across this one.
+TEST_F(TrainerTest, AnIdOutsideTheVocabularyIsFoundBeforeTheFirstStep) {
+  RunConfig c = run();
+  std::string ids;
+  for (int i = 0; i < 5000; ++i) ids += std::string("\7\0", 2);
+  dir_.write("bare/train.bin", ids + std::string("\x40\1\0\0", 4));
+  dir_.write("bare/val.bin", ids);
+  c.data.dir = (dir_ / "bare").string(), c.model.eot = 256, c.model.vocab = 320;
+  Trainer t(c);
+  EXPECT_PRED2(mentions, error_of([&] { t.run(nullptr); }),
+               "train.bin: token 5000 is 320, but the vocabulary has 320 ids");
+  EXPECT_EQ(t.steps(), 0);
+}
+
 // After the error the weights, the moments and the files are what they were, so the run can go on from there.
 void expect_harmless_stop(const RunConfig& c, const std::function<float*(Trainer&)>& poisoned,
                           const std::string& kind) {

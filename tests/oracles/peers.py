@@ -67,7 +67,7 @@ def encoder(peer, path):
     tokenizer = huggingface_tokenizer(path)
 
     def encode(texts):
-        ids = [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        ids = [e.ids for e in tokenizer.encode_batch_fast(texts)]
         if tokenizer.normalizer is None:
             return ids
         # The library's NFC knows no combining mark that is newer than Unicode 9 and leaves it where it stands.
