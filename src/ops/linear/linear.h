@@ -3,7 +3,7 @@
 //
 // Shapes   x [rows, in]; w [out, in]; y [rows, out]; rows may be strided views (stride >= cols)
 // Types    x, w, dy of one act dtype (f32 or bf16); y and dx act dtype or f32; dw f32. Accumulation in f32.
-//          f64 throughout in the reference.
+//          f64 throughout in the reference. A bf16 y or dx that is added to may be rounded twice on a GPU.
 // Gradient dx = dy w (or dx += dy w)          dw += dy^T x
 // Same bits whatever the number of threads, and in every run of a build on the same kind of GPU: all cuts
 // depend on the shape only, and sums over parts of the rows are added in order.

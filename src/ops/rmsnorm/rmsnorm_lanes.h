@@ -51,8 +51,12 @@ inline void rmsnorm_gradient_row(const Act* dy, const float* s, const float* gai
   for_lanes(d, [&](int64_t c, auto mask) {
     const Lanes g = load_lanes(dy + c, mask) * k, sc = load_lanes(s + c, mask);
     store_lanes(dgain + c, load_lanes(dgain + c, mask) + g * sc, mask);
-    Lanes v = g * load_lanes(gain + c, mask) - sc * m;
-    if constexpr (Residual) v += load_lanes(dres + c, mask);
+    // One product in each sum: whichever way a compiler fuses them, this row has the same bits wherever it is
+    // inlined.
+    Lanes v{};
+    if constexpr (Residual) v = load_lanes(dres + c, mask);
+    v = v - sc * m;
+    v = v + g * load_lanes(gain + c, mask);
     store_lanes(ds + c, v, mask);
     if constexpr (Copy) store_lanes(ds_act + c, v, mask);
   });
