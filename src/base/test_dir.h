@@ -32,7 +32,7 @@ class TestDir {
 
   // Writes a file below the folder, creating the folders in between.
   std::filesystem::path write(std::string_view name, std::string_view content) const {
-    const std::filesystem::path file = path_ / name;
+    std::filesystem::path file = path_ / name;
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file, std::ios::binary).write(content.data(), std::streamsize(content.size()));
     return file;

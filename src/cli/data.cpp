@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -101,7 +102,7 @@ void print_text(const ShowArguments& args, const TokenStatistics& found, double 
   const uint64_t most = bins.empty() ? 0 : *std::max_element(bins.begin(), bins.end());
   for (size_t i = 0; i < bins.size(); ++i)
     fmt::print("{:>12} to {:>12} {:>10} {}\n", uint64_t{1} << i, (uint64_t{2} << i) - 1, bins[i],
-               std::string(size_t(40.0 * double(bins[i]) / double(most) + 0.5), '#'));
+               std::string(size_t(std::lround(40.0 * double(bins[i]) / double(most))), '#'));
   fmt::print("\nmost frequent tokens\n");
   for (size_t i = 0; i < std::min(kFrequentTokens, found.counts.size()); ++i) {
     const auto [id, count] = found.counts[i];

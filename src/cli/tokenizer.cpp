@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <exception>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -194,8 +195,9 @@ void train(const TrainArguments& args) {
 
 std::string read_standard_input() {
   std::string text;
-  for (char buffer[1 << 16]; const size_t n = std::fread(buffer, 1, sizeof buffer, stdin);)
-    text.append(buffer, n);
+  char buffer[1 << 16];
+  size_t n = 0;
+  while ((n = std::fread(buffer, 1, sizeof buffer, stdin)) > 0) text.append(buffer, n);
   if (std::ferror(stdin)) fail("standard input cannot be read");
   return text;
 }
@@ -293,8 +295,8 @@ struct InfoArguments {
 };
 
 std::vector<int32_t> longest_tokens(const Tokenizer& tokenizer, size_t count) {
-  std::vector<int32_t> ids;
-  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) ids.push_back(id);
+  std::vector<int32_t> ids(static_cast<size_t>(tokenizer.vocab_size()));
+  std::iota(ids.begin(), ids.end(), 0);
   const auto longer = [&](int32_t a, int32_t b) {
     const size_t bytes_a = tokenizer.token_bytes(a).size(), bytes_b = tokenizer.token_bytes(b).size();
     return bytes_a != bytes_b ? bytes_a > bytes_b : a < b;
@@ -361,7 +363,8 @@ void info(const InfoArguments& args) {
     std::string label = key;
     for (const auto& [name, part] : value.items()) {
       const std::string text = dump_json(part);
-      fmt::print("{:<17}{}\n", std::exchange(label, ""), value.is_object() ? name + " " + text : text);
+      fmt::print("{:<17}{}{}\n", std::exchange(label, ""), value.is_object() ? fmt::format("{} ", name) : "",
+                 text);
     }
   }
 }
