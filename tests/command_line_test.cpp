@@ -79,7 +79,7 @@ TEST(CommandLine, HelpOfEveryCommandNamesEveryOptionAndAnExample) {
     EXPECT_PRED2(mentions, o.out, "sps " + command) << command;
     std::string all = o.out;
     if (command == "bench")
-      for (const char* what : {"train", "gemm"}) all += sps(dir, {command, what, "--help"}).out;
+      for (const char* what : {"train", "attention", "gemm"}) all += sps(dir, {command, what, "--help"}).out;
     if (command == "data")
       for (const char* what : {"show", "check"}) all += sps(dir, {command, what, "--help"}).out;
     if (command == "tokenizer")

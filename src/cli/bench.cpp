@@ -216,7 +216,7 @@ void bench_attention(const std::string& device, const std::string& dtype, Attent
 void add_bench(CLI::App& app) {
   CLI::App* cmd = app.add_subcommand("bench", "Measure speed on this machine");
   cmd->require_subcommand(1);
-  cmd->footer("Examples:\n  sps bench train demo_sps_w16_4m --json\n  sps bench gemm");
+  cmd->footer("Examples:\n  sps bench train demo_sps_w16_4m --json\n  sps bench attention --head-dim 128\n  sps bench gemm");
 
   auto args = std::make_shared<BenchArguments>();
   CLI::App* train =
