@@ -7,14 +7,19 @@ build=${GPU_BUILD:-build-gpu}
 out=${GPU_OUT:-$build/results}
 phases=${*:-build test bench}
 mkdir -p "$out"
+# The float64 oracle of the models wants a Python with PyTorch.
+SPS_TORCH_PYTHON=${SPS_TORCH_PYTHON:-$(python3 -c "import torch" 2>/dev/null && command -v python3)}
+[ -n "$SPS_TORCH_PYTHON" ] && export SPS_TORCH_PYTHON
 started=$SECONDS
 summary=()
-note() { summary+=("$1"); echo "gpu: $1 ($((SECONDS - started)) s)"; }
+note() { summary+=("$*"); echo "gpu: $* ($((SECONDS - started)) s)"; }
 
 rooms=(rows embedding rmsnorm rope swiglu gates fold_gain adamw clip linear swiglu_linear linear_rmsnorm cross_entropy attention)
 programs=(sps_tensor_test)
 for room in "${rooms[@]}"; do programs+=("sps_ops_${room}_test"); done
-programs+=(sps_optim_test sps_model_test sps_train_test sps_score_test)
+programs+=(sps_optim_test sps_model_test model_torch_test sps_train_test sps_score_test)
+# The models' references take five minutes of one core, the attention's a minute: such programs run in parts.
+declare -A shards=([sps_model_test]=6 [sps_ops_attention_test]=3)
 
 if [[ " $phases " == *" build "* ]]; then
   generator=()
@@ -34,29 +39,34 @@ fi
 # Each program by itself, so that one that hangs or dies takes no other with it; all at once, since most of the
 # time goes into the references on the CPU.
 run_tests() { # name, prefix command...
-  local kind=$1 failed=0 program pids=()
+  local kind=$1 failed=0 program shard log status pids=() logs=()
   shift
   for program in ${GPU_PROGRAMS:-"${programs[@]}"}; do
-    OMP_NUM_THREADS=1 timeout "${GPU_TIMEOUT:-300}" "$@" "$build/$program" ${GPU_FILTER:+--gtest_filter=$GPU_FILTER} \
-      >"$out/$kind-$program.log" 2>&1 &
-    pids+=($!)
+    local count=${shards[$program]:-1}
+    for ((shard = 0; shard < count; ++shard)); do
+      log=$out/$kind-$program-$shard.log
+      OMP_NUM_THREADS=1 GTEST_TOTAL_SHARDS=$count GTEST_SHARD_INDEX=$shard \
+        timeout "${GPU_TIMEOUT:-300}" "$@" "$build/$program" ${GPU_FILTER:+--gtest_filter=$GPU_FILTER} >"$log" 2>&1 &
+      pids+=($!)
+      logs+=("$log")
+    done
   done
-  for program in ${GPU_PROGRAMS:-"${programs[@]}"}; do
-    local log=$out/$kind-$program.log
-    wait "${pids[0]}"
-    local status=$?
-    pids=("${pids[@]:1}")
+  for program in "${!pids[@]}"; do
+    log=${logs[program]}
+    wait "${pids[program]}"
+    status=$?
     if [ $status != 0 ]; then
       failed=$((failed + 1))
-      note "$kind $program: status $status, $(grep -c '^\[  FAILED  \] .*ms)' "$log") tests failed"
-      grep -E "Failure|ERROR|CUDA|error|terminate|what" -A6 "$log" | head -n "${GPU_LINES:-24}"
+      note "$(basename "$log" .log): status $status, $(grep -c '^\[  FAILED  \] .*ms)' "$log") tests failed"
+      grep -E "Failure|ERROR|CUDA|error|terminate|what|=========" -A6 "$log" | head -n "${GPU_LINES:-24}"
     fi
   done
-  note "$kind: $failed of $(wc -w <<<"${GPU_PROGRAMS:-${programs[*]}}") programs failed"
+  note "$kind: $failed of ${#pids[@]} runs failed, $(cat "${logs[@]}" | grep -c '^\[       OK') tests passed," \
+    "$(cat "${logs[@]}" | grep -c '^\[  SKIPPED ] .*ms)') skipped"
 }
 [[ " $phases " == *" test "* ]] && run_tests test
 if [[ " $phases " == *" sanitize "* ]]; then
-  for tool in memcheck racecheck; do
+  for tool in ${GPU_TOOLS:-memcheck racecheck}; do
     GPU_PROGRAMS=${GPU_SANITIZE:-$(for room in "${rooms[@]}"; do echo "sps_ops_${room}_test"; done)} \
       run_tests $tool compute-sanitizer --tool $tool --error-exitcode 9
   done
