@@ -127,6 +127,17 @@ inline void store_lanes(bf16* p, Lanes v, __mmask16 m) {
   _mm256_mask_storeu_epi16(p, m, narrow_bf16(v));
 }
 
+// a * b + c, rounded once: where kernels must agree to the bit, written out instead of left to the compiler,
+// which may fuse a sum of two products either way, or not at all, wherever it inlines it.
+inline Lanes mul_add(Lanes a, Lanes b, Lanes c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+// v itself, which no compiler fuses into the sum that takes it.
+inline Lanes rounded(Lanes v) {
+  asm("" : "+v"(v));
+  return v;
+}
+
 // As fast_exp(float), with the clamp above as an argument.
 inline Lanes fast_exp(Lanes x, float most = 88.0F) {
   const Lanes c = _mm512_min_ps(_mm512_set1_ps(most), x);  // min gives its second argument for NaN
@@ -155,10 +166,10 @@ inline float sum_lanes(int64_t n, Term&& term) {
   Lanes a = _mm512_setzero_ps(), b = a;
   int64_t i = 0;
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    a += term(i, AllLanes{});
-    b += term(i + kLanes, AllLanes{});
+    a += rounded(term(i, AllLanes{}));
+    b += rounded(term(i + kLanes, AllLanes{}));
   }
-  for_lanes(n - i, [&](int64_t j, auto mask) { a += term(i + j, mask); });
+  for_lanes(n - i, [&](int64_t j, auto mask) { a += rounded(term(i + j, mask)); });
   a += b;
   // By shuffles: under GCC 12 the intrinsic for it warns of an uninitialised operand.
   const auto eight = __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7) +
@@ -180,6 +191,10 @@ inline Lanes load_lanes(const T* p, AllLanes) {
 template <class T>
 inline void store_lanes(T* p, Lanes v, AllLanes) {
   *p = from_f32<T>(v);
+}
+
+inline Lanes mul_add(Lanes a, Lanes b, Lanes c) {
+  return a * b + c;
 }
 
 template <class Body>

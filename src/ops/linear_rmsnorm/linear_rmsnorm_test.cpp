@@ -84,6 +84,7 @@ void expect_same_as_two(DType act, int64_t rows, int64_t d, int64_t in, int64_t 
   SCOPED_TRACE(fmt::format("{} rows {} d {} in {} out {} pad {} form {}{}{}", dtype_name(act), rows, d, in,
                            out, pad, f.in_place, f.dres, f.copy));
   for (const Device device : act == DType::f64 ? std::vector{Device::cpu} : test_devices()) {
+    SCOPED_TRACE((Backend{device, act}.name()));
     Case a(act, rows, d, in, out, pad, f), b(act, rows, d, in, out, pad, f);
     a.one_after_the_other(device);
     b.together(device);

@@ -47,16 +47,13 @@ inline void rmsnorm_gradient_row(const Act* dy, const float* s, const float* gai
                   return load_lanes(dy + c, mask) * load_lanes(gain + c, mask) * load_lanes(s + c, mask);
                 }) /
       float(d);
-  const float m = k * k * mean;
+  const Lanes minus_m = Lanes{} - k * k * mean;
   for_lanes(d, [&](int64_t c, auto mask) {
     const Lanes g = load_lanes(dy + c, mask) * k, sc = load_lanes(s + c, mask);
-    store_lanes(dgain + c, load_lanes(dgain + c, mask) + g * sc, mask);
-    // One product in each sum: whichever way a compiler fuses them, this row has the same bits wherever it is
-    // inlined.
+    store_lanes(dgain + c, mul_add(g, sc, load_lanes(dgain + c, mask)), mask);
     Lanes v{};
     if constexpr (Residual) v = load_lanes(dres + c, mask);
-    v = v - sc * m;
-    v = v + g * load_lanes(gain + c, mask);
+    v = mul_add(g, load_lanes(gain + c, mask), mul_add(sc, minus_m, v));
     store_lanes(ds + c, v, mask);
     if constexpr (Copy) store_lanes(ds_act + c, v, mask);
   });
