@@ -67,7 +67,9 @@ run_tests() { # name, prefix command...
 [[ " $phases " == *" test "* ]] && run_tests test
 if [[ " $phases " == *" sanitize "* ]]; then
   for tool in ${GPU_TOOLS:-memcheck racecheck}; do
-    GPU_PROGRAMS=${GPU_SANITIZE:-$(for room in "${rooms[@]}"; do echo "sps_ops_${room}_test"; done)} \
+    # Death tests fork, which a process under a tool does not survive.
+    GPU_FILTER="${GPU_FILTER:--*DeathTest*}" \
+      GPU_PROGRAMS=${GPU_SANITIZE:-$(for room in "${rooms[@]}"; do echo "sps_ops_${room}_test"; done)} \
       run_tests $tool compute-sanitizer --tool $tool --error-exitcode 9
   done
 fi
