@@ -82,10 +82,21 @@ if [[ " $phases " == *" sanitize "* ]]; then
 fi
 if [[ " $phases " == *" bench "* ]]; then
   "$build/sps" bench gemm --device cuda --json >"$out/gemm.json" && note "ceilings $(cat "$out/gemm.json")"
-  for dim in 64 128; do
-    "$build/sps" bench attention --device cuda --head-dim $dim --json >"$out/attention-$dim.json" &&
-      note "attention $(cat "$out/attention-$dim.json")"
-  done
+  if [ -n "$SPS_TORCH_PYTHON" ]; then
+    "$SPS_TORCH_PYTHON" bench/attention_peer.py "$build/sps" >"$out/attention.json" &&
+      note "attention $(python3 -c "
+import json, sys
+r = json.load(open(sys.argv[1]))
+print('; '.join('head dim %s: %.0f %% of cuDNN (forward %.0f, backward %.0f), sps(64) %.2fx, free_pause %.2fx' % (
+    d, 100 * r[d]['standard_over_cudnn'], 100 * r[d]['standard_over_cudnn_forward'],
+    100 * r[d]['standard_over_cudnn_backward'], r[d]['sps_cost'], r[d]['free_pause_cost']) for d in ('64', '128')))" \
+        "$out/attention.json")"
+  else
+    for dim in 64 128; do
+      "$build/sps" bench attention --device cuda --head-dim $dim --json >"$out/attention-$dim.json" &&
+        note "attention $(cat "$out/attention-$dim.json")"
+    done
+  fi
   # Recipe and micro-batch of each row, as in the comparison that docs/benchmarks.md makes.
   for row in ${GPU_ROWS:-xs_standard_20b:6 xs_sps_w64_20b:6 s_standard_20b:6 s_sps_w64_20b:6 m_standard_20b:6 m_sps_w64_20b:6 \
     xl_standard_20b:3 xl_sps_w64_20b:3}; do

@@ -75,7 +75,7 @@ class Layout {
     for (const auto* widths : {&c_.state.ffn, &c_.pred.ffn})
       for (const int64_t w : *widths) ffn = std::max(ffn, w);
     g.h = arena_.take(act_, stacks_ ? 2 * rows_ : rows_, ffn);
-    if (c_.ffn == FfnMode::pooled && c_.has_pred()) g.f = act(ds);
+    if (c_.ffn == FfnMode::pooled && c_.has_pred()) g.f = act(ds), g.x.gate = acc(1), g.p.gate = acc(1);
     g.final_n = act(c_.readout == Readout::pred ? dp : ds);
 
     g.level.resize(size_t(c_.state.layers) + 1);

@@ -65,6 +65,7 @@ struct Gradients {
     Tensor one_sum;                 // constant start: [1, d] f32, and value sums
     Tensor one_v;
     Tensor o, n;        // [R, heads head_dim], [R, d]
+    Tensor gate;        // pooled FFN: of the sum in this stream's output gate [R, 1]
     bool live = false;  // residual holds a gradient
   };
   Stream x, p;

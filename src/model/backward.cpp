@@ -187,16 +187,17 @@ void Model::backward_pooled(int64_t b) {
   StreamActivations &x = a_.state[size_t(b)], &p = a_.pred[size_t(b)];
   const BlockParameters& w = params_.state[size_t(b)];
   const Activations::Pool& pool = a_.pool[size_t(b)];
-  const bool state_takes = plan_.state[size_t(b)] == Need::all;
   // The state's output gate is dead where nothing above reads the state (its residual carries no gradient
   // there).
-  const Tensor d_x = state_takes && g_.x.live ? g_.x.residual_act : Tensor{};
-  ops::scatter_backward(ex_, d_x, g_.p.residual_act, x.n2, p.n2, pool.f, master(w.pool_state),
-                        master(w.pool_pred), x.gate, p.gate, g_.f, g_.x.n, g_.p.n, grad(w.pool_state),
-                        grad(w.pool_pred));
+  const bool both = plan_.state[size_t(b)] == Need::all && g_.x.live;
+  const auto of_state = [&](Tensor t) { return both ? t : Tensor{}; };
+  const ops::GateRows gates{pool.gate, of_state(x.gate), p.gate}, t{{}, of_state(g_.x.gate), g_.p.gate};
+  ops::scatter_backward(ex_, of_state(g_.x.residual_act), g_.p.residual_act, pool.f, gates, g_.f, t);
   backward_swiglu(w, x, pool.m, g_.f);
   ops::linear_backward_input(ex_, x.gate_up, weight(w.gate_up), g_.f);
-  ops::pool_backward(ex_, g_.f, x.n2, p.n2, master(w.pool_in), pool.gate, g_.x.n, g_.p.n, grad(w.pool_in));
+  ops::pool_backward(ex_, g_.f, x.n2, p.n2,
+                     {master(w.pool_in), of_state(master(w.pool_state)), master(w.pool_pred)}, gates, t,
+                     g_.x.n, g_.p.n, {grad(w.pool_in), of_state(grad(w.pool_state)), grad(w.pool_pred)});
 }
 
 void Model::backward_out(Walk& w, Gradients::Stream& g, int64_t b) {

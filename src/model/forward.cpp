@@ -339,15 +339,17 @@ void Model::forward_pooled(int64_t b) {
   StreamActivations &x = a_.state[size_t(b)], &p = a_.pred[size_t(b)];
   const BlockParameters& w = params_.state[size_t(b)];
   const Activations::Pool& pool = a_.pool[size_t(b)];
-  ops::pool_forward(ex_, x.n2, p.n2, master(w.pool_in), pool.gate, pool.m);
-  // The FFN's output feeds both residuals; backward of the gates reads it again.
-  ops::swiglu_linear_forward(ex_, pool.m, weight(w.gate_up), x.gate_up, x.h);
-  ops::linear_forward(ex_, x.h, weight(w.down), pool.f);
   const bool state_takes = plan_.state[size_t(b)] == Need::all,
              pred_takes = plan_.pred[size_t(b)] == Need::all;
   SPS_CHECK(pred_takes);
-  ops::scatter_forward(ex_, x.n2, p.n2, pool.f, master(w.pool_state), master(w.pool_pred), x.gate, p.gate,
-                       state_takes ? x_.delta : Tensor{}, p_.delta);
+  const ops::GateWeights gate_weights{master(w.pool_in), state_takes ? master(w.pool_state) : Tensor{},
+                                      master(w.pool_pred)};
+  const ops::GateRows gates{pool.gate, state_takes ? x.gate : Tensor{}, p.gate};
+  ops::pool_forward(ex_, x.n2, p.n2, gate_weights, gates, pool.m);
+  // The FFN's output feeds both residuals; backward of the gates reads it again.
+  ops::swiglu_linear_forward(ex_, pool.m, weight(w.gate_up), x.gate_up, x.h);
+  ops::linear_forward(ex_, x.h, weight(w.down), pool.f);
+  ops::scatter_forward(ex_, pool.f, gates, state_takes ? x_.delta : Tensor{}, p_.delta);
   x_.pending = state_takes, p_.pending = true;
 }
 
