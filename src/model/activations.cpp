@@ -378,8 +378,8 @@ class Layout {
   const bool stacks_;  // the streams advance together and their rows are equally wide
   const int64_t rows_;
   Arena& arena_;
-  bool shared_ = false;                // what is shared is laid out now, not what is kept
-  Recompute part_ = Recompute::none;   // what of the stage under way is shared
+  bool shared_ = false;               // what is shared is laid out now, not what is kept
+  Recompute part_ = Recompute::none;  // what of the stage under way is shared
   Tensor hidden_, reader_n_, n1_x_, n1_p_, n1_both_;
 };
 

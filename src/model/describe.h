@@ -43,8 +43,8 @@ struct DescribeOptions {
   int64_t micro_batch = 1;   // windows of the context in one pass
   Device device = Device::cpu;
   Recompute recompute = Recompute::none;
-  Freeze freeze;             // what training leaves as it is
-  int64_t picture = 16;      // positions in the picture of the mask, at most kMaxPicture; 0: no picture
+  Freeze freeze;         // what training leaves as it is
+  int64_t picture = 16;  // positions in the picture of the mask, at most kMaxPicture; 0: no picture
 };
 constexpr int64_t kMaxPicture = 48;
 

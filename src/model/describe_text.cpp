@@ -176,10 +176,10 @@ std::string_view activations_remark(Recompute mode) {
 
 void memory_part(std::string& out, const Description& d) {
   const bool gpu = d.options.device == Device::cuda;
-  heading(out, "Training memory",
-          fmt::format("{}{}, micro-batch of {} windows of {} tokens", gpu ? "of a GPU, " : "",
-                      dtype_name(d.options.dtype), grouped(d.options.micro_batch),
-                      grouped(d.config().context)));
+  heading(
+      out, "Training memory",
+      fmt::format("{}{}, micro-batch of {} windows of {} tokens", gpu ? "of a GPU, " : "",
+                  dtype_name(d.options.dtype), grouped(d.options.micro_batch), grouped(d.config().context)));
   const auto row = [&](std::string_view label, int64_t bytes, std::string_view remark) {
     std::string text = fmt::format("  {:<17}{:>10}  {}", label, human_bytes(double(bytes)), remark);
     text.erase(text.find_last_not_of(' ') + 1);

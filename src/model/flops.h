@@ -7,8 +7,8 @@
 //   vocabulary rows,
 //              and the gates of pooled layers
 //   executed   what this program computes: required minus dead work
-// Training is three times forward; a frozen tower counts once, and what the backward pass makes again comes on
-// top.
+// Training is three times forward; a frozen tower counts once, and what the backward pass makes again comes
+// on top.
 #pragma once
 
 #include <string>

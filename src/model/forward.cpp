@@ -355,8 +355,8 @@ void Model::forward_pooled(int64_t b) {
   x_.pending = state_takes, p_.pending = true;
 }
 
-// What the backward pass of a stage reads and nobody has kept, by the operations that made it and for the same
-// rows at once. Readers' keys and values are kept.
+// What the backward pass of a stage reads and nobody has kept, by the operations that made it and for the
+// same rows at once. Readers' keys and values are kept.
 void Model::make_again(const Stage& stage) {
   const auto index = size_t(&stage - plan_.stages.data());
   const Recompute part = made_again_[index];

@@ -31,8 +31,8 @@ size_t gpu_scratch(const ModelConfig& c, const Plan& plan, const ModelOptions& o
       rows = std::max(rows, attention.rows), workspace = std::max(workspace, attention.workspace);
     }
     for (const int64_t width : {c.state.width, c.pred.width})
-      partial = std::max(partial, ops::embedding_backward_scratch_bytes(
-                                      o.max_rows, width, c.pred_input == PredInput::token));
+      partial = std::max(partial, ops::embedding_backward_scratch_bytes(o.max_rows, width,
+                                                                        c.pred_input == PredInput::token));
   }
   return workspace + partial + rows;
 }
@@ -61,8 +61,7 @@ MemoryPlan plan_memory(const ModelConfig& config, const ModelOptions& o) {
       lay_out_moments(params.list, master, arena, first, second);
     });
   }
-  m.activations =
-      activation_bytes({&plan, &params, o.compute, o.train, o.recompute, o.freeze}, o.max_rows);
+  m.activations = activation_bytes({&plan, &params, o.compute, o.train, o.recompute, o.freeze}, o.max_rows);
   m.tables = Model::table_bytes(config, master) + Model::list_bytes(o.max_rows);
   if (gpu) {
     m.scratch = gpu_scratch(config, plan, o);

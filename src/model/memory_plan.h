@@ -25,16 +25,14 @@ struct ModelOptions {
 // Bytes, on the model's device. Not in it: on the CPU the scratch of threads, on a GPU pinned memory of the
 // host.
 struct MemoryPlan {
-  size_t weights = 0;      // master weights and the rounded copy
+  size_t weights = 0;  // master weights and the rounded copy
   size_t gradients = 0;
   size_t moments = 0;      // AdamW's, of what is not frozen
   size_t activations = 0;  // with their gradients
   size_t tables = 0;       // rotary tables, and the lists of one number a row
   size_t scratch = 0;      // GPU: inside operations (tensor/device.h)
   size_t context = 0;      // GPU: kGpuContextBytes
-  size_t total() const {
-    return weights + gradients + moments + activations + tables + scratch + context;
-  }
+  size_t total() const { return weights + gradients + moments + activations + tables + scratch + context; }
 };
 MemoryPlan plan_memory(const ModelConfig& config, const ModelOptions& options);
 

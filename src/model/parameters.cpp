@@ -172,10 +172,7 @@ void lay_out_moments(const std::vector<Parameter>& list, DType master, Arena& ar
 
 ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients,
                                Device device)
-    : list_(list),
-      compute_(compute),
-      master_(master_of(compute)),
-      device_(device) {
+    : list_(list), compute_(compute), master_(master_of(compute)), device_(device) {
   SPS_CHECK(device == Device::cpu || compute != DType::f64);
   int64_t total = 0;
   for (const Parameter& p : list_) total += p.count();

@@ -38,9 +38,9 @@ Recompute recompute_from_name(std::string_view name) {
 Recompute shared_part(const Plan& plan, const Stage& stage, Recompute mode, Freeze freeze, bool train) {
   // The readout takes the last state block's rows after stages of the prediction tower have run (computed in
   // full, although nothing reads them): shared memory would not hold them until then.
-  const bool read_late = !plan.joint && plan.config.readout == Readout::state &&
-                         stage.state == plan.config.state.layers - 1 &&
-                         std::any_of(plan.pred.begin(), plan.pred.end(), [](Need n) { return n != Need::none; });
+  const bool read_late =
+      !plan.joint && plan.config.readout == Readout::state && stage.state == plan.config.state.layers - 1 &&
+      std::any_of(plan.pred.begin(), plan.pred.end(), [](Need n) { return n != Need::none; });
   if (read_late) return Recompute::none;
   const bool never_again = !train || (freeze.state && stage.pred < 0);
   return never_again ? Recompute::block : mode;

@@ -16,7 +16,7 @@ enum class Recompute : uint8_t {
   ffn,    // the norms' outputs and the FFN's inside are made again: one product of the FFN's two
   block,  // of a stage only the residuals that enter it are kept, and what other stages read
 };
-std::string_view name_of(Recompute mode);                    // "none", "ffn", "block"
+std::string_view name_of(Recompute mode);              // "none", "ffn", "block"
 Recompute recompute_from_name(std::string_view name);  // usage error for anything but those names
 
 // What of a stage lies in shared memory: what is made again, and also what nobody reads again, because there

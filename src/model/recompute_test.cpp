@@ -2,9 +2,9 @@
 // less memory. What is planned is what is taken.
 #include "model/recompute.h"
 
-#include "base/error.h"
+#include "base/test_dir.h"
 #include "model/flops.h"
-#include "model/test_compare.h"
+#include "model/test_freezable.h"
 #include "model/test_variants.h"
 #include "ops/check.h"
 
@@ -48,17 +48,17 @@ TEST_P(RecomputeTest, ChangesNoBit) {
                                {.compute = dtype, .eliminate_dead = eliminate_dead, .device = device});
 }
 
-TEST_P(RecomputeTest, ChangesNoBitAboveAFrozenTower) {
-  const ModelConfig c = resolve(GetParam().keys);
-  const bool may = c.has_pred() && !c.tie_head && !c.share.any() && c.ffn == FfnMode::separate &&
-                   c.xp.empty() && c.pred_input != PredInput::row;
-  if (!may) GTEST_SKIP() << "its tower cannot be frozen";
+class RecomputeAboveFrozen : public ModelTest {};
+
+TEST_P(RecomputeAboveFrozen, ChangesNoBit) {
   for (const DType dtype : kFastTypes)
-    for (const bool read_head : {false, true}) {
-      if (read_head && !make_plan(c).read_head) continue;
-      expect_the_same_bits(GetParam().keys, {.compute = dtype, .freeze = {true, read_head}});
-    }
+    for (const Freeze freeze : freezes(resolve(GetParam().keys)))
+      for (const bool eliminate_dead : {true, false})
+        expect_the_same_bits(GetParam().keys,
+                             {.compute = dtype, .eliminate_dead = eliminate_dead, .freeze = freeze});
 }
+
+INSTANTIATE_TEST_SUITE_P(Families, RecomputeAboveFrozen, testing::ValuesIn(freezable_models()), test_name);
 
 // A forward-only model has one stage's memory, and the training one's losses.
 TEST_P(RecomputeTest, ForwardOnlyGivesTheSameLosses) {
@@ -123,7 +123,8 @@ TEST(Recompute, FlopsOfTheStandardModel) {
   const auto again = [&](Recompute mode) { return flops_made_again(plan, mode, {}, 4096); };
   EXPECT_EQ(again(Recompute::none).total(), 0);
   EXPECT_NEAR(again(Recompute::ffn).total(), forward.ffn * 2 / 3 * 11 / 12, 1);
-  EXPECT_NEAR(again(Recompute::block).total(), (forward.total() - forward.head - forward.ffn / 3) * 11 / 12, 1);
+  EXPECT_NEAR(again(Recompute::block).total(), (forward.total() - forward.head - forward.ffn / 3) * 11 / 12,
+              1);
 }
 
 TEST(Recompute, FlopsFollowWhatIsRepeated) {

@@ -201,9 +201,10 @@ class Snapshot {
       const auto stage = std::find_if(stages.begin(), stages.end(),
                                       [&](const Stage& at) { return at.*block == int64_t(b); });
       if (shared_part(model_.plan(), *stage, o.recompute, o.freeze, o.train) != Recompute::none) continue;
-      const std::pair<const char*, Tensor> parts[] = {
-          {"n1", s.n1}, {"q", s.q},   {"k", s.k},   {"v", s.v},             {"o", s.o},
-          {"lse", s.lse}, {"s2", s.s2}, {"n2", s.n2}, {"gate_up", s.gate_up}, {"gate", s.gate}};
+      const std::pair<const char*, Tensor> parts[] = {{"n1", s.n1},    {"q", s.q},   {"k", s.k},
+                                                      {"v", s.v},      {"o", s.o},   {"lse", s.lse},
+                                                      {"s2", s.s2},    {"n2", s.n2}, {"gate_up", s.gate_up},
+                                                      {"gate", s.gate}};
       for (const auto& [part, tensor] : parts) add(stream + "." + std::to_string(b) + "." + part, tensor);
     }
   }

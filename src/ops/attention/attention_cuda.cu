@@ -118,9 +118,8 @@ void row_statistics(const Exec& ex, Problem& p) {
   p.statistics.padded = padded_length(p.length);
   const int64_t rows = p.statistics.padded * p.heads * p.batch * p.streams;
   if (rows == 0) return;
-  p.statistics.lse2 =
-      reinterpret_cast<float*>(device_scratch(
-          ex, DeviceSlot::rows, statistics_bytes(p.batch, p.length, p.heads, p.streams)));
+  p.statistics.lse2 = reinterpret_cast<float*>(
+      device_scratch(ex, DeviceSlot::rows, statistics_bytes(p.batch, p.length, p.heads, p.streams)));
   p.statistics.delta = p.statistics.lse2 + rows;
   with_device_type(p.dtype, [&](auto t) {
     statistics_kernel<decltype(t)><<<unsigned(rows / kRowsOfBlock), kRowThreads, 0, stream_of(ex)>>>(p);

@@ -111,7 +111,8 @@ TEST(Swiglu, BackwardMakesTheForwardValueAgain) {
         SCOPED_TRACE(fmt::format("{} width {} pad {}", dtype_name(dtype), width, pad));
         Case c(dtype, 37, width, pad);
         c.run(device);
-        Matrix apart(dtype, 37, width, width + pad), first(dtype, 37, 2 * width), second(dtype, 37, 2 * width);
+        Matrix apart(dtype, 37, width, width + pad), first(dtype, 37, 2 * width),
+            second(dtype, 37, 2 * width);
         {
           OnDevice on(device);
           swiglu_backward(on.exec(), on(c.gate_up), on(c.dh), on(first), on(apart));

@@ -54,8 +54,9 @@ struct Backward {
     _mm512_storeu_si512(to, rounded(first.gate, second.gate));
     _mm512_storeu_si512(to + width, rounded(first.up, second.up));
     if (h)
-      _mm512_storeu_si512(h.row<bf16>(row) + unit * kSide, rounded(swiglu_lanes(first_half(g), first_half(u)),
-                                                                   swiglu_lanes(second_half(g), second_half(u))));
+      _mm512_storeu_si512(
+          h.row<bf16>(row) + unit * kSide,
+          rounded(swiglu_lanes(first_half(g), first_half(u)), swiglu_lanes(second_half(g), second_half(u))));
   }
   void ahead(int64_t row, int64_t unit) const {
     const bf16* gate = gate_up.row<bf16>(row) + unit * kSide;
@@ -81,8 +82,8 @@ void swiglu_linear_forward(const Exec& ex, Tensor x, Tensor w, Tensor gate_up, T
   swiglu_forward(ex, gate_up, h);
 }
 
-void swiglu_linear_backward(const Exec& ex, Tensor dy, Tensor w, Tensor gate_up, Tensor dh,
-                            Tensor d_gate_up, Tensor h) {
+void swiglu_linear_backward(const Exec& ex, Tensor dy, Tensor w, Tensor gate_up, Tensor dh, Tensor d_gate_up,
+                            Tensor h) {
 #ifdef SPS_AMX
   if (ex.device == Device::cpu && row_product_is_fast(dy) && dh.dtype == DType::bf16 &&
       dh.cols % tiles::kSide == 0 && !dh.empty()) {
