@@ -37,6 +37,7 @@ class Model {
   const ModelParameters& parameters() const { return params_; }
   ParameterStore& store() { return store_; }
   const ParameterStore& store() const { return store_; }
+  ParameterStore take_store() && { return std::move(store_); }  // no pass may follow
   const ModelOptions& options() const { return options_; }
 
   // Forward and backward for the loss scale * sum of nll; adds to the gradients.
