@@ -417,8 +417,9 @@ void Model::make_pooled_again(int64_t b, bool output) {
   const BlockParameters& w = params_.state[size_t(b)];
   const Activations::Pool& pool = a_.pool[size_t(b)];
   ops::pool_forward(ex_, x.n2, p.n2, master(w.pool_in), pool.gate, pool.m);
+  if (!output) return ops::linear_forward(ex_, pool.m, weight(w.gate_up), x.gate_up);
   ops::swiglu_linear_forward(ex_, pool.m, weight(w.gate_up), x.gate_up, x.h);
-  if (output) ops::linear_forward(ex_, x.h, weight(w.down), pool.f);
+  ops::linear_forward(ex_, x.h, weight(w.down), pool.f);
 }
 
 void Model::forward_readout() {
