@@ -27,8 +27,7 @@ void bind_rest(OptionTable& t, RunConfig& c) {
   t.add("train.chunk_units", &c.train.chunk_units, "consecutive windows that stay together in the shuffle",
         one);
   t.add("train.recompute", &c.train.recompute,
-        "what the backward pass makes again to save memory: none; ffn (norms and the FFN's inside); block "
-        "(all but what enters a block); the results are the same");
+        "made again by the backward pass, to save memory: none, ffn or block; the results are the same");
   t.add("optim.name", &c.optim.name, "adamw");
   t.add("optim.lr", &c.optim.lr, "peak learning rate", above(0.0));
   t.add("optim.min_lr", &c.optim.min_lr, "learning rate at the end of the decay", at_least(0.0));
