@@ -370,6 +370,32 @@ TEST_F(EndToEnd, InfoOfARunAndOfARecipe) {
   EXPECT_PRED2(mentions, text.out, "15,360 tokens trained");
 }
 
+// What is made again costs products and saves memory; a GPU is planned for where there is none.
+TEST_F(EndToEnd, InfoForecastsRecomputation) {
+  const auto info = [&](const Arguments& more) {
+    return json_of(*dir_, Arguments{"info", "s_sps_w64_20b", "run.dtype=bf16"} + more);
+  };
+  const auto number = [](const nlohmann::json& j, const char* part, const char* key) {
+    return j[part][key].get<double>();
+  };
+  const auto none = info({"--device", "cpu"}), block = info({"--device", "cpu", "train.recompute=block"}),
+             gpu = info({"--device", "cuda"});
+  EXPECT_LT(number(block, "memory", "activations_bytes"), 0.5 * number(none, "memory", "activations_bytes"));
+  EXPECT_GT(block["flops_per_token"]["training"]["executed"].get<double>(),
+            1.1 * none["flops_per_token"]["training"]["executed"].get<double>());
+  EXPECT_EQ(block["flops_per_token"]["training"]["required"],
+            none["flops_per_token"]["training"]["required"]);
+  EXPECT_EQ(number(none, "memory", "context_bytes"), 0);
+  EXPECT_GT(number(gpu, "memory", "context_bytes"), 4e8);
+  EXPECT_GT(number(gpu, "memory", "scratch_bytes"), 2e8);
+  const Outcome text = sps(*dir_, {"info", "s_sps_w64_20b", "--device", "cuda", "train.recompute=ffn"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_PRED2(mentions, text.out, "norms and the FFN's inside are made again");
+  const Outcome wrong = sps(*dir_, {"info", "s_sps_w64_20b", "train.recompute=all"});
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_PRED2(mentions, wrong.err, "train.recompute = 'all': expected none, ffn or block");
+}
+
 // Of a recipe the source tells what is frozen, of a run its own state: the source may be gone.
 TEST_F(EndToEnd, InfoCountsWhatIsFrozen) {
   json_of(*dir_, train("source", "demo_sequential_15k"));
@@ -388,7 +414,8 @@ TEST_F(EndToEnd, InfoCountsWhatIsFrozen) {
     const auto bytes = [](const nlohmann::json& info) {
       return info["memory"]["optimizer_bytes"].get<int64_t>();
     };
-    EXPECT_EQ(bytes(*j), bytes(whole) - 8 * tower);
+    // Each moment of the tower's four norms, 32 numbers, fills 256 bytes.
+    EXPECT_EQ(bytes(*j), bytes(whole) - 8 * tower - 2 * 4 * 128);
     const auto training = [](const nlohmann::json& info) {
       return info["flops_per_token"]["training"]["executed"].get<double>();
     };

@@ -97,8 +97,8 @@ class ResumeTest : public testing::Test {
     std::pair<Lines, Lines> found;
     for (const std::string& text : lines_of(read_text(dir_ / run / "metrics.jsonl"))) {
       nlohmann::json line = parse_json(text, run);
-      for (const char* key :
-           {"seconds", "tokens_per_second", "model_flops_per_second", "peak_memory_bytes", "eval_seconds"})
+      for (const char* key : {"seconds", "tokens_per_second", "model_flops_per_second", "peak_memory_bytes",
+                              "gpu_peak_bytes", "gpu_used_bytes", "eval_seconds"})
         line.erase(key);
       Lines& lines = line.contains("val_loss") ? found.second : found.first;
       EXPECT_TRUE(lines.emplace(line.at("step"), line).second) << run << " repeats " << text;

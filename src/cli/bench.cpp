@@ -50,7 +50,8 @@ class StepBench {
         ex_(exec_on(compute_device(config.run.device))),
         model_(model_config, {.compute = compute_dtype(config.run.dtype, ex_.device),
                               .max_rows = config.train.micro_batch * model_config.context,
-                              .device = ex_.device}),
+                              .device = ex_.device,
+                              .recompute = recompute_from_name(config.train.recompute)}),
         optimizer_(model_.store()) {
     model_.store().initialise(uint64_t(config.train.seed));
     const Rng rng(0, "bench");
@@ -107,6 +108,8 @@ void bench_train(const BenchArguments& args) {
   const ModelConfig model_config = resolve(config.model);
   StepBench bench(config, model_config, args.document);
   bench.step(), bench.step();  // warm-up: scratch grows, primitives are made
+  // Before the ceiling's own matrices are there.
+  const size_t allocated = device_peak_bytes(), used = bench.gpu() ? gpu_memory_used() : 0;
   std::vector<double> times, ceilings;
   const double began = monotonic_seconds();
   const DType dtype = bench.model().options().compute;
@@ -120,10 +123,16 @@ void bench_train(const BenchArguments& args) {
   const Sample s = summarise(times);
   const double tokens = double(bench.tokens());
   const double required = 3 * flops_required(model_config, model_config.context).total() * tokens;
-  const double executed = 3 * flops_executed(bench.model().plan(), model_config.context).total() * tokens;
+  const ModelOptions& options = bench.model().options();
+  const Plan& plan = bench.model().plan();
+  const double executed =
+      tokens * (training_flops(flops_executed(plan, model_config.context), {}) +
+                flops_made_again(plan, options.recompute, {}, model_config.context).total());
   nlohmann::ordered_json j{{"recipe", config.name},
                            {"device", bench.gpu() ? gpu_info().name : "CPU"},
                            {"dtype", dtype_name(dtype)},
+                           {"recompute", name_of(options.recompute)},
+                           {"micro_batch", config.train.micro_batch},
                            {"threads", thread_count()},
                            {"loss", bench.loss()},
                            {"parameters", bench.model().parameters().count()},
@@ -136,6 +145,13 @@ void bench_train(const BenchArguments& args) {
                            {"tokens_per_second", tokens / s.median},
                            {"required_gflops", required / s.median * 1e-9},
                            {"executed_gflops", executed / s.median * 1e-9}};
+  const MemoryPlan memory = plan_memory(model_config, options);
+  j["memory_forecast_bytes"] = memory.total();
+  if (bench.gpu()) {
+    // Allocated by this program, and what the driver says is in use: the forecast is of the latter.
+    j["memory_allocated_bytes"] = allocated;
+    j["memory_used_bytes"] = used;
+  }
   if (args.ceiling) {
     const double ceiling = *std::max_element(ceilings.begin(), ceilings.end());
     j["ceiling_gflops"] = ceiling * 1e-9;
@@ -216,7 +232,9 @@ void bench_attention(const std::string& device, const std::string& dtype, Attent
 void add_bench(CLI::App& app) {
   CLI::App* cmd = app.add_subcommand("bench", "Measure speed on this machine");
   cmd->require_subcommand(1);
-  cmd->footer("Examples:\n  sps bench train demo_sps_w16_4m --json\n  sps bench attention --head-dim 128\n  sps bench gemm");
+  cmd->footer(
+      "Examples:\n  sps bench train demo_sps_w16_4m --json\n  sps bench attention --head-dim 128\n  sps "
+      "bench gemm");
 
   auto args = std::make_shared<BenchArguments>();
   CLI::App* train =

@@ -18,6 +18,7 @@ struct InfoArguments {
   std::string source;
   std::vector<std::string> overrides;
   DescribeOptions options;
+  std::string device;  // "": the run's
   bool json = false;
 };
 
@@ -28,8 +29,10 @@ struct RunFlops {
 RunFlops run_flops(const RunConfig& run, const ModelConfig& model, const DescribeOptions& options) {
   const auto sum = [&](const ModelConfig& c) {
     const auto training = [&](const Flops& f) { return training_flops(f, options.freeze); };
+    const Plan plan = make_plan(c);
+    const Flops again = flops_made_again(plan, options.recompute, options.freeze, options.length);
     return RunFlops{training(flops_published(c, options.length)), training(flops_required(c, options.length)),
-                    training(flops_executed(make_plan(c), options.length))};
+                    training(flops_executed(plan, options.length)) + again.total()};
   };
   const double at = run.phase.at, tokens = double(run.train.tokens);
   const RunFlops after = sum(model), before = at > 0 ? sum(first_phase_model(model)) : after;
@@ -43,6 +46,7 @@ nlohmann::ordered_json run_json(const RunConfig& run, const RunFlops& flops) {
           {"steps", schedule.steps()},
           {"batch_tokens", schedule.batch_tokens},
           {"micro_batch", run.train.micro_batch},
+          {"recompute", run.train.recompute},
           {"lr", run.optim.lr},
           {"min_lr", run.optim.min_lr},
           {"warmup_tokens", run.schedule.warmup_tokens},
@@ -112,9 +116,11 @@ void info(InfoArguments& args) {
     if (run->model.vocab == -1)
       note = "\nNo vocabulary is set, so it is GPT-2's here; training takes the data's.\n";
   }
-  const std::string wanted = run ? run->run.device : "auto";
+  const std::string wanted = !args.device.empty() ? args.device : run ? run->run.device : "auto";
   const bool gpu = wanted == "cuda" || (wanted == "auto" && gpu_count() > 0);  // planned, not opened
-  args.options.dtype = compute_dtype(run ? run->run.dtype : "auto", gpu ? Device::cuda : Device::cpu);
+  args.options.device = gpu ? Device::cuda : Device::cpu;
+  if (run) args.options.recompute = recompute_from_name(run->train.recompute);
+  args.options.dtype = compute_dtype(run ? run->run.dtype : "auto", args.options.device);
   args.options.micro_batch = run ? run->train.micro_batch : 1;
   const Description d = describe(model, args.options);
   if (args.json) {
@@ -138,11 +144,15 @@ void add_info(CLI::App& app) {
       "  sps info s_sps_w64_20b\n"
       "  sps info s_sequential_6+6_20b pred_input=vector tie_head=true --json\n"
       "  sps info demo_sps_w4_4m --mask 12 --length 256\n"
+      "  sps info 1b_sps_w64_100b --device cuda train.recompute=block train.micro_batch=4\n"
       "  sps info runs/demo_sps_w16_tok_4m\n\n"
       "FLOPs are counted three ways. published: every query sees the whole sequence (square), head over the "
       "tokenizer's\n"
       "ids. required: the pairs the mask shows, head over all vocabulary rows. executed: required without "
-      "dead work.");
+      "dead work,\n"
+      "and in training with what train.recompute makes again. Memory is forecast for the device that the run "
+      "would take,\n"
+      "or for --device, which need not be there.");
   cmd->add_option("model", args->source,
                   "Recipe, TOML file, checkpoint, or run directory (its latest checkpoint)")
       ->required();
@@ -152,6 +162,8 @@ void add_info(CLI::App& app) {
       ->capture_default_str();
   cmd->add_option("--mask", args->options.picture, "Positions in the picture of the mask; 0 = none")
       ->capture_default_str();
+  cmd->add_option("--device", args->device, "Forecast memory for: cpu, cuda, auto (a GPU if there is one)")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   cmd->add_flag("--json", args->json, "Print one JSON object");
   cmd->callback([args] { info(*args); });
 }

@@ -46,6 +46,11 @@ void train(const TrainArguments& args) {
                trainer.config().name, human_count(double(p.count())), dtype_name(options.compute), device,
                human_count(double(trainer.total_steps() * trainer.batch_tokens())), trainer.total_steps(),
                trainer.batch_tokens(), trainer.config().run_dir().string());
+  const MemoryPlan memory = plan_memory(trainer.model_config(), options);
+  spdlog::info("memory: {} planned ({} weights, gradients and moments, {} activations), train.recompute = {}",
+               human_bytes(double(memory.total())),
+               human_bytes(double(memory.weights + memory.gradients + memory.moments)),
+               human_bytes(double(memory.activations)), name_of(options.recompute));
   const RunResult result = trainer.run(stop);
   if (args.json) {
     print_json(trainer.config(), result);

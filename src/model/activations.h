@@ -1,11 +1,13 @@
 // The tensors that one pass leaves for its backward, by name. Residuals and statistics are kept in f32 (f64
 // in the reference), what matrix products read and write in the compute dtype. Everything is laid out in one
-// arena.
+// arena. What recomputation makes again, and what a forward-only pass has no further use for, lies in memory
+// that the stages share: it holds what the stage that ran last has made.
 #pragma once
 
 #include <vector>
 
 #include "model/parameters.h"
+#include "model/recompute.h"
 
 namespace sps {
 
@@ -18,7 +20,8 @@ struct StreamActivations {
   Tensor q_rstd, k_rstd;  // QK-norm statistics [R, heads]
   Tensor o, lse;          // attention output [R, heads head_dim], log-sum-exp [R, heads]
   Tensor s2, rstd2, n2;   // residual entering the FFN
-  Tensor gate_up, h;      // FFN; in a pooled block the state stream holds them
+  Tensor gate_up;         // FFN; in a pooled block the state stream holds it, and h
+  Tensor h;               // the FFN's hidden rows, for a moment: one memory for all blocks and both passes
   Tensor gate;            // pooled: this stream's output gate [R, 1]
 
   Tensor q_in, k_in, v_in;  // the unrotated columns of qkv
@@ -70,7 +73,7 @@ struct Gradients {
   };
   Stream x, p;
   Stream both;  // as in Activations; `live` is not looked at
-  Tensor h, f;  // FFN: of its hidden rows; of the pooled FFN's output, then of its input
+  Tensor f;     // of the pooled FFN's output, then of its input
   Tensor reader_n, fold,
       unit_gain;              // readers: d of n, d of the folded weight, gradient sink of the unit gain
   std::vector<Tensor> level;  // [R, d] f32 per state level that something reads, else empty
@@ -85,9 +88,12 @@ struct ActivationShapes {
   const ModelParameters* parameters;
   DType compute;
   bool train;
+  Recompute recompute = Recompute::none;
+  Freeze freeze = {};
 };
 
 // Takes all tensors for `rows` rows from the arena (which may be planning).
 void lay_out(const ActivationShapes& shapes, int64_t rows, Arena& arena, Activations& a, Gradients& g);
+size_t activation_bytes(const ActivationShapes& shapes, int64_t rows);  // that lay_out takes
 
 }  // namespace sps

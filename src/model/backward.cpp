@@ -95,6 +95,7 @@ void Model::backward() {
 }
 
 void Model::backward_stage(const Stage& stage) {
+  make_again(stage);
   const bool level = stage.state >= 0 && plan_.state[size_t(stage.state)] != Need::none;
   const bool x = level && !options_.freeze.state;
   const bool p = stage.pred >= 0 && plan_.pred[size_t(stage.pred)] != Need::none;
@@ -167,11 +168,11 @@ void Model::backward_ffn(Walk& w, Gradients::Stream& g, int64_t b) {
   g.live = true;
 }
 
-// All but the gradient of `in`, what the FFN read. gate_up is overwritten by its gradient.
+// All but the gradient of `in`, what the FFN read. gate_up is overwritten by its gradient; h holds its own
+// gradient and then itself, made again on the way.
 void Model::backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out) {
-  const Tensor dh = g_.h.rows_from(0, s.h.rows).cols_from(0, s.h.cols);
+  ops::swiglu_linear_backward(ex_, d_out, weight(p.down), s.gate_up, s.h, s.gate_up, s.h);
   ops::linear_backward_weight(ex_, d_out, s.h, grad(p.down));
-  ops::swiglu_linear_backward(ex_, d_out, weight(p.down), s.gate_up, dh, s.gate_up);
   ops::linear_backward_weight(ex_, s.gate_up, in, grad(p.gate_up));
 }
 
@@ -299,6 +300,7 @@ void Model::backward_reader(ReaderActivations& r) {
                        r.k_in[n], r.k_rstd[n], dk, gain == kNoParameter ? Tensor{} : grad(gain));
   }
   const auto rows = [&](Tensor w, size_t n) { return w.rows_from(params(n).read_kv_from, kv); };
+  if (options_.recompute != Recompute::none) norm_reader(r, state_level(r.level));
   const Tensor level = state_level(r.level), dlevel = g_.level[size_t(r.level)];
   const bool frozen = options_.freeze.state;
   const Tensor before = g_.level_live[size_t(r.level)] ? dlevel : Tensor{};

@@ -45,8 +45,9 @@ nlohmann::ordered_json flops_json(const Flops& f) {
 
 nlohmann::ordered_json training_json(const Description& d) {
   const auto total = [&](const Flops& forward) { return training_flops(forward, d.options.freeze); };
-  return {
-      {"published", total(d.published)}, {"required", total(d.required)}, {"executed", total(d.executed)}};
+  return {{"published", total(d.published)},
+          {"required", total(d.required)},
+          {"executed", total(d.executed) + d.made_again.total()}};
 }
 
 nlohmann::ordered_json band_json(Band band, int64_t length) {
@@ -208,9 +209,10 @@ Description describe(const ModelConfig& config, DescribeOptions options) {
   ModelOptions model;
   model.compute = d.options.dtype;
   model.max_rows = d.options.micro_batch * config.context;
+  model.freeze = d.options.freeze;
+  model.device = d.options.device;
+  model.recompute = d.options.recompute;
   d.memory = plan_memory(config, model);
-  d.optimizer_bytes =
-      2 * (d.total - d.frozen) * int64_t(dtype_size(d.options.dtype == DType::f64 ? DType::f64 : DType::f32));
   d.cache = decode_cache(d.plan);
   const int64_t length = d.options.length;
   d.prefill_rows = prefill_rows(d.plan, length);
@@ -220,6 +222,7 @@ Description describe(const ModelConfig& config, DescribeOptions options) {
   d.published = flops_published(config, length);
   d.required = flops_required(config, length);
   d.executed = flops_executed(d.plan, length);
+  d.made_again = flops_made_again(d.plan, d.options.recompute, d.options.freeze, length);
   return d;
 }
 
@@ -271,14 +274,19 @@ nlohmann::ordered_json to_json(const Description& d) {
         {"no_decay", d.no_decay},
         {"frozen", d.frozen}}},
       {"memory",
-       {{"dtype", dtype_name(d.options.dtype)},
+       {{"device", d.options.device == Device::cuda ? "cuda" : "cpu"},
+        {"dtype", dtype_name(d.options.dtype)},
+        {"recompute", name_of(d.options.recompute)},
         {"micro_batch", d.options.micro_batch},
         {"context", c.context},
         {"weights_bytes", d.memory.weights},
         {"gradients_bytes", d.memory.gradients},
-        {"optimizer_bytes", d.optimizer_bytes},
+        {"optimizer_bytes", d.memory.moments},
         {"activations_bytes", d.memory.activations},
-        {"total_bytes", d.memory_bytes()}}},
+        {"tables_bytes", d.memory.tables},
+        {"scratch_bytes", d.memory.scratch},
+        {"context_bytes", d.memory.context},
+        {"total_bytes", d.memory.total()}}},
       {"length", length},
       {"bands",
        {{"xx", band_json(c.xx, length)},

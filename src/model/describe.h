@@ -41,8 +41,10 @@ struct DescribeOptions {
   int64_t length = 0;  // tokens of the document that FLOPs, pairs and prompts are counted for; 0: the context
   DType dtype = DType::f32;  // memory while training
   int64_t micro_batch = 1;   // windows of the context in one pass
-  Freeze freeze;             // what training leaves as it is
-  int64_t picture = 16;      // positions in the picture of the mask, at most kMaxPicture; 0: no picture
+  Device device = Device::cpu;
+  Recompute recompute = Recompute::none;
+  Freeze freeze;         // what training leaves as it is
+  int64_t picture = 16;  // positions in the picture of the mask, at most kMaxPicture; 0: no picture
 };
 constexpr int64_t kMaxPicture = 48;
 
@@ -51,18 +53,15 @@ struct Description {
   Plan plan;
   int64_t total = 0, non_embedding = 0, no_decay = 0, frozen = 0;  // parameters
   MemoryPlan memory;
-  int64_t optimizer_bytes = 0;  // both moments of what is trained
   DecodeCache cache;
   std::vector<int64_t> prefill_rows;
   double prefill_flops = 0;
   int64_t serial_blocks = 0;
   std::vector<std::string> dead;
   Flops published, required, executed;
+  Flops made_again;  // by the backward pass of training
 
   const ModelConfig& config() const { return plan.config; }
-  int64_t memory_bytes() const {
-    return int64_t(memory.weights + memory.gradients + memory.activations) + optimizer_bytes;
-  }
 };
 // Usage error for a length or picture out of range.
 Description describe(const ModelConfig& config, DescribeOptions options);

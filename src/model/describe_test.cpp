@@ -205,8 +205,13 @@ TEST(Describe, JsonHasEveryNumberUnderAStableKey) {
   EXPECT_EQ(memory["weights_bytes"], 4 * 130'665'216);
   EXPECT_EQ(memory["gradients_bytes"], 4 * 130'665'216);
   EXPECT_EQ(memory["optimizer_bytes"], 8 * 130'665'216);
-  EXPECT_EQ(memory["total_bytes"].get<int64_t>(),
-            16 * int64_t{130'665'216} + memory["activations_bytes"].get<int64_t>());
+  EXPECT_EQ(memory["device"], "cpu");
+  EXPECT_EQ(memory["recompute"], "none");
+  EXPECT_EQ(memory["scratch_bytes"], 0);
+  EXPECT_EQ(memory["context_bytes"], 0);
+  EXPECT_EQ(memory["total_bytes"].get<int64_t>(), 16 * int64_t{130'665'216} +
+                                                      memory["activations_bytes"].get<int64_t>() +
+                                                      memory["tables_bytes"].get<int64_t>());
   EXPECT_EQ(j["length"], 4096);
   EXPECT_EQ(j["bands"]["xx"], (nlohmann::ordered_json{{"lo", 0}, {"hi", nullptr}, {"pairs", 8'390'656}}));
   EXPECT_EQ(j["bands"]["xp"],

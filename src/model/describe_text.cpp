@@ -162,10 +162,24 @@ void parameter_part(std::string& out, const Description& d) {
   if (d.frozen > 0) out += count_row("frozen", d.frozen, "no gradient, no moments, no update");
 }
 
+std::string_view activations_remark(Recompute mode) {
+  switch (mode) {
+    case Recompute::none:
+      return "with their gradients";
+    case Recompute::ffn:
+      return "with their gradients; norms and the FFN's inside are made again";
+    case Recompute::block:
+      return "with their gradients; blocks are made again";
+  }
+  return "";
+}
+
 void memory_part(std::string& out, const Description& d) {
-  heading(out, "Training memory",
-          fmt::format("{}, micro-batch of {} windows of {} tokens", dtype_name(d.options.dtype),
-                      grouped(d.options.micro_batch), grouped(d.config().context)));
+  const bool gpu = d.options.device == Device::cuda;
+  heading(
+      out, "Training memory",
+      fmt::format("{}{}, micro-batch of {} windows of {} tokens", gpu ? "of a GPU, " : "",
+                  dtype_name(d.options.dtype), grouped(d.options.micro_batch), grouped(d.config().context)));
   const auto row = [&](std::string_view label, int64_t bytes, std::string_view remark) {
     std::string text = fmt::format("  {:<17}{:>10}  {}", label, human_bytes(double(bytes)), remark);
     text.erase(text.find_last_not_of(' ') + 1);
@@ -174,9 +188,14 @@ void memory_part(std::string& out, const Description& d) {
   row("weights", int64_t(d.memory.weights),
       d.options.dtype == DType::bf16 ? "f32 master and the rounded copy" : "");
   row("gradients", int64_t(d.memory.gradients), "");
-  row("optimizer", d.optimizer_bytes, "two moments");
-  row("activations", int64_t(d.memory.activations), "with their gradients and work space");
-  row("total", d.memory_bytes(), "");
+  row("optimizer", int64_t(d.memory.moments), "two moments");
+  row("activations", int64_t(d.memory.activations), activations_remark(d.options.recompute));
+  row("tables", int64_t(d.memory.tables), "rotary angles, lists of a pass");
+  if (gpu) {
+    row("work space", int64_t(d.memory.scratch), "logits, matrix products, attention");
+    row("context", int64_t(d.memory.context), "the driver and the programs on the GPU; an estimate");
+  }
+  row("total", int64_t(d.memory.total()), "");
 }
 
 std::string line_name(const CacheLine& l) {

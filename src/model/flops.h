@@ -7,7 +7,8 @@
 //   vocabulary rows,
 //              and the gates of pooled layers
 //   executed   what this program computes: required minus dead work
-// Training is three times forward; a frozen tower counts once.
+// Training is three times forward; a frozen tower counts once, and what the backward pass makes again comes
+// on top.
 #pragma once
 
 #include <string>
@@ -15,6 +16,7 @@
 
 #include "model/freeze.h"
 #include "model/plan.h"
+#include "model/recompute.h"
 
 namespace sps {
 
@@ -27,6 +29,8 @@ struct Flops {
 Flops flops_published(const ModelConfig& config, int64_t length);
 Flops flops_required(const ModelConfig& config, int64_t length);
 Flops flops_executed(const Plan& plan, int64_t length);
+// Of a training step's backward pass on top of three times the forward pass: what it makes again.
+Flops flops_made_again(const Plan& plan, Recompute mode, Freeze freeze, int64_t length);
 double training_flops(const Flops& forward, Freeze freeze);
 
 // Visible pairs of all bands of one block (or of the whole model) over one document of `length` tokens.

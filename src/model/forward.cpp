@@ -22,7 +22,7 @@ void Model::begin(const ModelInput& input) {
     SPS_CHECK(int64_t(column.size()) == input.rows());
   if (laid_out_rows_ != input.rows()) {
     const Arena::Scope reuse(memory_);  // the same memory is laid out anew for every number of rows
-    lay_out({&plan_, &params_, options_.compute, options_.train}, input.rows(), memory_, a_, g_);
+    lay_out(shapes(), input.rows(), memory_, a_, g_);
     laid_out_rows_ = input.rows();
   }
   input_ = input;
@@ -197,11 +197,8 @@ void Model::forward_reader(ReaderActivations& r, Tensor residual) {
   const auto params = [&](size_t n) -> const BlockParameters& { return reader_parameters(r, n); };
   const int64_t kv = 2 * tower.kv_heads * config().head_dim;
   const size_t readers = r.k.size();
-  // A level's only reader norms with its own gain; several share rows normed with gain 1 and carry their
-  // gains in their weights.
   const bool folded = !r.weight.empty();
-  ops::rmsnorm_forward(ex_, residual, {}, folded ? unit_gain_ : master(params(0).read_norm),
-                       float(config().norm_eps), residual, r.n, r.rstd);
+  norm_reader(r, residual);
   Tensor w = weight(params(0).read_kv).rows_from(params(0).read_kv_from, kv);
   if (folded) {
     for (size_t n = 0; n < readers; ++n)
@@ -213,6 +210,13 @@ void Model::forward_reader(ReaderActivations& r, Tensor residual) {
   for (size_t n = 0; n < readers; ++n)
     ops::rope_forward(ex_, r.k_in[n], tower.kv_heads, rope(head ? 0 : r.blocks[n]), input_.positions,
                       qk_norm(params(n).read_k_norm), r.k_rstd[n], r.k[n]);
+}
+
+// A level's only reader norms with its own gain; several share rows normed with gain 1 and carry their gains
+// in their weights.
+void Model::norm_reader(ReaderActivations& r, Tensor residual) {
+  const Tensor gain = r.weight.empty() ? master(reader_parameters(r, 0).read_norm) : unit_gain_;
+  ops::rmsnorm_forward(ex_, residual, {}, gain, float(config().norm_eps), residual, r.n, r.rstd);
 }
 
 Model::AttentionCall Model::attention_call(const Stage& stage, bool gradients) {
@@ -336,21 +340,96 @@ void Model::forward_end(Walk& w, int64_t b, Tensor x, Tensor weight) {
 }
 
 void Model::forward_pooled(int64_t b) {
-  StreamActivations &x = a_.state[size_t(b)], &p = a_.pred[size_t(b)];
+  const StreamActivations& x = a_.state[size_t(b)];
   const BlockParameters& w = params_.state[size_t(b)];
   const Activations::Pool& pool = a_.pool[size_t(b)];
-  const bool state_takes = plan_.state[size_t(b)] == Need::all,
-             pred_takes = plan_.pred[size_t(b)] == Need::all;
-  SPS_CHECK(pred_takes);
-  const ops::GateWeights gate_weights{master(w.pool_in), state_takes ? master(w.pool_state) : Tensor{},
-                                      master(w.pool_pred)};
-  const ops::GateRows gates{pool.gate, state_takes ? x.gate : Tensor{}, p.gate};
-  ops::pool_forward(ex_, x.n2, p.n2, gate_weights, gates, pool.m);
+  const ops::GateRows gates = pool_streams(b);
   // The FFN's output feeds both residuals; backward of the gates reads it again.
   ops::swiglu_linear_forward(ex_, pool.m, weight(w.gate_up), x.gate_up, x.h);
   ops::linear_forward(ex_, x.h, weight(w.down), pool.f);
-  ops::scatter_forward(ex_, pool.f, gates, state_takes ? x_.delta : Tensor{}, p_.delta);
-  x_.pending = state_takes, p_.pending = true;
+  ops::scatter_forward(ex_, pool.f, gates, gates.a ? x_.delta : Tensor{}, p_.delta);
+  x_.pending = bool(gates.a), p_.pending = true;
+}
+
+// The pooled FFN's input and all gates; the state's output gate where the state takes the output.
+ops::GateRows Model::pool_streams(int64_t b) {
+  const StreamActivations &x = a_.state[size_t(b)], &p = a_.pred[size_t(b)];
+  const BlockParameters& w = params_.state[size_t(b)];
+  const Activations::Pool& pool = a_.pool[size_t(b)];
+  const bool state_takes = plan_.state[size_t(b)] == Need::all;
+  SPS_CHECK(plan_.pred[size_t(b)] == Need::all);
+  const ops::GateRows gates{pool.gate, state_takes ? x.gate : Tensor{}, p.gate};
+  ops::pool_forward(ex_, x.n2, p.n2,
+                    {master(w.pool_in), state_takes ? master(w.pool_state) : Tensor{}, master(w.pool_pred)},
+                    gates, pool.m);
+  return gates;
+}
+
+// What the backward pass of a stage reads and nobody has kept, by the operations that made it and for the
+// same rows at once. Readers' keys and values are kept.
+void Model::make_again(const Stage& stage) {
+  const auto index = size_t(&stage - plan_.stages.data());
+  const Recompute part = made_again_[index];
+  if (part == Recompute::none) return;
+  const StreamActivations& both = a_.both[index];
+  const auto block = [&](const Walk& w) { return &w == &p_ ? stage.pred : stage.state; };
+  const auto need = [](const std::vector<Need>& needs, int64_t b) {
+    return b < 0 ? Need::none : needs[size_t(b)];
+  };
+  const Need nx = need(plan_.state, stage.state), np = need(plan_.pred, stage.pred);
+  // Of a frozen tower only the keys that prediction rows read have a use; they are an attention call's.
+  const bool frozen = options_.freeze.state, whole = part == Recompute::block;
+  const bool x = nx != Need::none && (!frozen || whole), p = np != Need::none;
+  const bool tail_x = nx >= Need::pool && !frozen, tail_p = np >= Need::pool;
+  if (x) x_.residual = a_.state[size_t(stage.state)].s1;
+  if (p) p_.residual = a_.pred[size_t(stage.pred)].s1;
+  x_.delta = a_.delta_x, p_.delta = a_.delta_p;
+  x_.pending = p_.pending = false;
+
+  const auto norm = [&](Walk& w, Tensor s, int gain, Tensor n, Tensor rstd) {
+    ops::rmsnorm_forward(ex_, s, {}, master(gain), float(config().norm_eps), s, n, rstd);
+    w.residual = s;
+  };
+  const auto norm1 = [&](Walk& w) {
+    const StreamActivations& s = (*w.acts)[size_t(block(w))];
+    norm(w, s.s1, (*w.params)[size_t(block(w))].norm1, s.n1, s.rstd1);
+  };
+  each_stream(x, p, !both.n1.empty(), norm1);
+  const bool tail = !both.o.empty();
+  if (whole) {
+    each_stream(x, p, !both.qkv.empty(), [&](Walk& w) { forward_projections(w, block(w)); });
+    if (nx >= Need::pool || tail_p) forward_attention(stage);
+    each_stream(tail_x, tail_p, tail, [&](Walk& w) {
+      // Behind the attention of a block without an FFN comes nothing that its backward pass reads.
+      if ((*w.params)[size_t(block(w))].norm2 != kNoParameter) forward_out(w, block(w));
+    });
+    if (pools()) each_stream(tail_x, tail_p, tail, [&](Walk& w) { forward_norm2(w, block(w)); });
+  } else {
+    each_stream(tail_x, tail_p, tail, [&](Walk& w) {
+      const StreamActivations& s = (*w.acts)[size_t(block(w))];
+      const int norm2 = (*w.params)[size_t(block(w))].norm2;
+      if (norm2 != kNoParameter) norm(w, s.s2, norm2, s.n2, s.rstd2);
+    });
+  }
+  if (pools()) {
+    if (tail_x || tail_p) make_pooled_again(stage.state, whole);
+    return;
+  }
+  each_stream(tail_x, tail_p, tail, [&](Walk& w) {
+    const BlockParameters& b = (*w.params)[size_t(block(w))];
+    const StreamActivations& s = (*w.acts)[size_t(block(w))];
+    if (b.norm2 != kNoParameter) ops::linear_forward(ex_, s.n2, weight(b.gate_up), s.gate_up);
+  });
+}
+
+void Model::make_pooled_again(int64_t b, bool output) {
+  const StreamActivations& x = a_.state[size_t(b)];
+  const BlockParameters& w = params_.state[size_t(b)];
+  const Activations::Pool& pool = a_.pool[size_t(b)];
+  pool_streams(b);
+  if (!output) return ops::linear_forward(ex_, pool.m, weight(w.gate_up), x.gate_up);
+  ops::swiglu_linear_forward(ex_, pool.m, weight(w.gate_up), x.gate_up, x.h);
+  ops::linear_forward(ex_, x.h, weight(w.down), pool.f);
 }
 
 void Model::forward_readout() {

@@ -11,75 +11,70 @@ namespace sps {
 
 namespace {
 
-size_t activation_bytes(const Plan& plan, const ModelParameters& params, const ModelOptions& o) {
-  Arena planning;
-  Activations a;
-  Gradients g;
-  lay_out({&plan, &params, o.compute, o.train}, o.max_rows, planning, a, g);
-  return planning.peak();
-}
+// The tables that the operations of any pass read.
+struct Tables {
+  ops::RopeTable full, local;
+  Tensor unit_gain;
+
+  Tables(const ModelConfig& c, DType acc, Arena& arena) {
+    const auto table = [&](ops::RopeTable& t, int64_t width) {
+      t.cos = arena.take(acc, c.context, width / 2);
+      t.sin = arena.take(acc, c.context, width / 2);
+      t.pairs = c.rope_pairs;
+    };
+    // Without a sliding window every block is a full one and only the first table is used.
+    const int64_t full_width =
+        std::max<int64_t>(2, int64_t(double(c.head_dim) * c.rope_fraction / 2 + 0.5) * 2);
+    table(full, full_width);
+    if (c.sliding_window > 0) table(local, c.head_dim);
+    unit_gain = arena.take(acc, 1, c.state.width);
+  }
+  std::array<Tensor, 5> all() const { return {full.cos, full.sin, local.cos, local.sin, unit_gain}; }
+};
 
 }  // namespace
 
-MemoryPlan plan_memory(const ModelConfig& config, const ModelOptions& o) {
-  const Plan plan = make_plan(config, o.eliminate_dead);
-  const ModelParameters params = describe_parameters(config);
-  const size_t master = o.compute == DType::f64 ? 8 : 4;
-  MemoryPlan m;
-  m.weights = size_t(params.count()) * (master + (o.compute == DType::bf16 ? 2 : 0));
-  m.gradients = o.train ? size_t(params.count()) * master : 0;
-  m.activations = activation_bytes(plan, params, o);
-  return m;
+size_t Model::table_bytes(const ModelConfig& config, DType master) {
+  Arena planning;
+  Tables(config, master, planning);
+  return planning.peak();
 }
 
 Model::Model(const ModelConfig& config, const ModelOptions& options)
     : plan_(make_plan(config, options.eliminate_dead)),
       options_(options),
       params_(describe_parameters(config, options.freeze)),
+      made_again_(sps::made_again(plan_, options.recompute, options.freeze)),
       store_(params_.list, options.compute, options.train, options.device) {
   SPS_CHECK(options_.max_rows > 0);
   ex_ = exec_on(options_.device);
-  memory_ = Arena(activation_bytes(plan_, params_, options_), options_.device);
+  memory_ = Arena(sps::activation_bytes(shapes(), options_.max_rows), options_.device);
 
   const DType acc = store_.master();
-  const auto lay_out_tables = [&](Arena& arena) {
-    const auto table = [&](ops::RopeTable& t, int64_t width) {
-      t.cos = arena.take(acc, config.context, width / 2);
-      t.sin = arena.take(acc, config.context, width / 2);
-      t.pairs = config.rope_pairs;
-    };
-    // Without a sliding window every block is a full one and only the first table is used.
-    const int64_t full_width =
-        std::max<int64_t>(2, int64_t(double(config.head_dim) * config.rope_fraction / 2 + 0.5) * 2);
-    table(rope_full_, full_width);
-    if (config.sliding_window > 0) table(rope_local_, config.head_dim);
-    unit_gain_ = arena.take(acc, 1, config.state.width);
-  };
-  Arena planning;
-  lay_out_tables(planning);
-  Arena made(planning.peak(), Device::cpu);
-  lay_out_tables(made);
-  ops::rope_fill(rope_full_, config.rope_theta);
-  if (config.sliding_window > 0) ops::rope_fill(rope_local_, config.rope_theta);
-  ops::fill(Exec{}, unit_gain_, 1);
+  const size_t bytes = table_bytes(config, acc);
+  Arena made(bytes, Device::cpu);
+  Tables tables(config, acc, made);
+  ops::rope_fill(tables.full, config.rope_theta);
+  if (config.sliding_window > 0) ops::rope_fill(tables.local, config.rope_theta);
+  ops::fill(Exec{}, tables.unit_gain, 1);
   if (options_.device == Device::cpu) {
     tables_ = std::move(made);
   } else {
-    tables_ = Arena(planning.peak(), options_.device);
-    const std::array from{rope_full_.cos, rope_full_.sin, rope_local_.cos, rope_local_.sin, unit_gain_};
-    lay_out_tables(tables_);
-    const std::array to{rope_full_.cos, rope_full_.sin, rope_local_.cos, rope_local_.sin, unit_gain_};
-    for (size_t i = 0; i < from.size(); ++i) copy_tensor(from[i], to[i]);
+    tables_ = Arena(bytes, options_.device);
+    const Tables there(config, acc, tables_);
+    for (size_t i = 0; i < there.all().size(); ++i) copy_tensor(tables.all()[i], there.all()[i]);
+    tables = there;
   }
+  rope_full_ = tables.full, rope_local_ = tables.local, unit_gain_ = tables.unit_gain;
 
   const auto rows = size_t(options_.max_rows);
   const bool gpu = options_.device == Device::cuda;
   for (Pass& pass : passes_) {
     if (!gpu && &pass != &passes_[0]) continue;
-    pass.lists = Bytes(kLists * rows * sizeof(int32_t), gpu ? Memory::pinned : Memory::host);
+    pass.lists = Bytes(list_bytes(options_.max_rows), gpu ? Memory::pinned : Memory::host);
     if (gpu) pass.nll = Bytes(rows * sizeof(float), Memory::pinned);
   }
-  if (gpu) indices_ = Bytes(kLists * rows * sizeof(int32_t), Memory::device);
+  if (gpu) indices_ = Bytes(list_bytes(options_.max_rows), Memory::device);
   x_ = {&plan_.config.state, &params_.state, &plan_.state, &a_.state, {}, {}, false};
   p_ = {&plan_.config.pred, &params_.pred, &plan_.pred, &a_.pred, {}, {}, false};
   both_ = {&plan_.config.state, &params_.state, nullptr, &a_.both, {}, {}, false};

@@ -13,33 +13,19 @@
 
 #include "model/activations.h"
 #include "model/input.h"
+#include "model/memory_plan.h"
 #include "model/parameters.h"
 #include "model/plan.h"
 #include "ops/attention/attention.h"
+#include "ops/gates/gates.h"
 #include "tensor/device.h"
 
 namespace sps {
-
-struct ModelOptions {
-  DType compute = DType::f32;  // f32, bf16, or f64 for the reference
-  int64_t max_rows = 0;        // largest batch * length of a pass
-  bool train = true;           // false: forward only, no memory for gradients
-  bool eliminate_dead = true;  // see make_plan
-  bool skip_tiles = true;      // see AttentionShape
-  Freeze freeze = {};          // leaves out the state tower's backward pass
-  Device device = Device::cpu;
-};
 
 struct Loss {
   double nll = 0;      // sum over the counted positions, nats
   int64_t scored = 0;  // number of counted positions
 };
-
-// Bytes a Model of these options will hold.
-struct MemoryPlan {
-  size_t weights = 0, gradients = 0, activations = 0;
-};
-MemoryPlan plan_memory(const ModelConfig& config, const ModelOptions& options);
 
 class Model {
  public:
@@ -52,6 +38,7 @@ class Model {
   const ModelParameters& parameters() const { return params_; }
   ParameterStore& store() { return store_; }
   const ParameterStore& store() const { return store_; }
+  ParameterStore take_store() && { return std::move(store_); }  // no pass may follow
   const ModelOptions& options() const { return options_; }
 
   // Forward and backward for the loss scale * sum of nll; adds to the gradients.
@@ -71,6 +58,14 @@ class Model {
   // probes and tests; empty where the plan never made it.
   const Activations& activations() const { return a_; }
   Tensor state_level(int64_t level) const;
+
+  // What has been taken of the memory behind activations and tables: what plan_memory says, once a pass of
+  // max_rows has run.
+  size_t activation_bytes() const { return memory_.peak(); }
+  size_t table_bytes() const { return tables_.peak() + list_bytes(options_.max_rows); }
+  // Of the rotary tables, and of the lists of the pass under way.
+  static size_t table_bytes(const ModelConfig& config, DType master);
+  static size_t list_bytes(int64_t rows) { return size_t(kLists * rows) * sizeof(int32_t); }
 
  private:
   // What forward and backward keep about one stream while they walk its blocks.
@@ -102,6 +97,10 @@ class Model {
   // One FFN reads what the gates make of both streams' rows.
   bool pools() const { return config().has_pred() && config().ffn == FfnMode::pooled; }
 
+  ActivationShapes shapes() const {
+    return {&plan_, &params_, options_.compute, options_.train, options_.recompute, options_.freeze};
+  }
+
   // forward.cpp
   void begin(const ModelInput& input);
   void put_input();
@@ -121,6 +120,7 @@ class Model {
   void forward_norm1(Walk& w, int64_t b);
   void forward_projections(Walk& w, int64_t b);
   void forward_readers(int64_t level, Tensor residual);
+  void norm_reader(ReaderActivations& r, Tensor residual);
   void forward_reader(ReaderActivations& r, Tensor residual);
   void forward_attention(const Stage& stage);
   void forward_out(Walk& w, int64_t b);
@@ -128,6 +128,7 @@ class Model {
   void forward_ffn(Walk& w, int64_t b);
   void forward_end(Walk& w, int64_t b, Tensor x, Tensor weight);
   void forward_pooled(int64_t b);
+  ops::GateRows pool_streams(int64_t b);
   void forward_readout();
   std::span<const int32_t> pick() const;
   std::span<const int32_t> positions(const Walk& w) const {
@@ -137,6 +138,8 @@ class Model {
   // backward.cpp
   void backward();
   void backward_stage(const Stage& stage);
+  void make_again(const Stage& stage);  // forward.cpp
+  void make_pooled_again(int64_t b, bool output);
   void backward_ffn(Walk& w, Gradients::Stream& g, int64_t b);
   void backward_swiglu(const BlockParameters& p, StreamActivations& s, Tensor in, Tensor d_out);
   void backward_norm2(Walk& w, Gradients::Stream& g, int64_t b);
@@ -182,6 +185,7 @@ class Model {
   Plan plan_;
   ModelOptions options_;
   ModelParameters params_;
+  std::vector<Recompute> made_again_;  // of each stage
   ParameterStore store_;
   Arena memory_, tables_;
   ops::RopeTable rope_full_, rope_local_;

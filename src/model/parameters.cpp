@@ -161,12 +161,18 @@ ModelParameters describe_parameters(const ModelConfig& config, Freeze freeze) {
   return all;
 }
 
+void lay_out_moments(const std::vector<Parameter>& list, DType master, Arena& arena,
+                     std::vector<Tensor>& first, std::vector<Tensor>& second) {
+  first.clear(), second.clear();
+  for (const Parameter& p : list) {
+    first.push_back(p.frozen ? Tensor{} : arena.take(master, 1, p.count()));
+    second.push_back(p.frozen ? Tensor{} : arena.take(master, 1, p.count()));
+  }
+}
+
 ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients,
                                Device device)
-    : list_(list),
-      compute_(compute),
-      master_(compute == DType::f64 ? DType::f64 : DType::f32),
-      device_(device) {
+    : list_(list), compute_(compute), master_(master_of(compute)), device_(device) {
   SPS_CHECK(device == Device::cpu || compute != DType::f64);
   int64_t total = 0;
   for (const Parameter& p : list_) total += p.count();

@@ -70,6 +70,15 @@ struct ModelParameters {
 // that.
 ModelParameters describe_parameters(const ModelConfig& config, Freeze freeze = {});
 
+// f32, or f64 in the reference.
+inline DType master_of(DType compute) {
+  return compute == DType::f64 ? DType::f64 : DType::f32;
+}
+
+// Both moments of AdamW, one row each for what is trained; empty for frozen parameters.
+void lay_out_moments(const std::vector<Parameter>& list, DType master, Arena& arena,
+                     std::vector<Tensor>& first, std::vector<Tensor>& second);
+
 // The memory behind them.
 class ParameterStore {
  public:

@@ -136,17 +136,17 @@ inline void expect_same_gradients(const Model& got, const Model& want, double to
   }
 }
 
-// What evaluate() left behind: each tensor's rows as bits. Tensors of one row (a constant start) are left
-// out.
+// What evaluate() left behind: each tensor's rows as bits. Tensors of one row (a constant start) and those in
+// memory that stages share are left out.
 class Snapshot {
  public:
-  Snapshot(Model& model, const TestInput& input) : rows_(input.batch * input.length) {
+  Snapshot(Model& model, const TestInput& input) : model_(model), rows_(input.batch * input.length) {
     std::vector<double> nll(input.tokens.size());
     model.evaluate(input.input(), nll);
     add("nll", view(nll.data(), rows_, 1));
     const Activations& a = model.activations();
-    stream("state", a.state);
-    stream("pred", a.pred);
+    stream("state", a.state, &Stage::state);
+    stream("pred", a.pred, &Stage::pred);
     add("state.top", a.top);
     for (size_t r = 0; r < a.readers.size(); ++r) reader("reader." + std::to_string(r), a.readers[r]);
     reader("read_head", a.read_head);
@@ -191,13 +191,20 @@ class Snapshot {
     for (int64_t r = 0; r < t.rows; ++r) rows.push_back(row_bits(t, r));
     tensors_.emplace_back(name, std::move(rows));
   }
-  void stream(const std::string& stream, const std::vector<StreamActivations>& blocks) {
+  void stream(const std::string& stream, const std::vector<StreamActivations>& blocks,
+              int64_t Stage::*block) {
+    const ModelOptions& o = model_.options();
     for (size_t b = 0; b < blocks.size(); ++b) {
       const StreamActivations& s = blocks[b];
-      const std::pair<const char*, Tensor> parts[] = {
-          {"s1", s.s1}, {"n1", s.n1},    {"q", s.q},   {"k", s.k},   {"v", s.v},
-          {"o", s.o},   {"lse", s.lse},  {"s2", s.s2}, {"n2", s.n2}, {"gate_up", s.gate_up},
-          {"h", s.h},   {"gate", s.gate}};
+      add(stream + "." + std::to_string(b) + ".s1", s.s1);
+      const auto& stages = model_.plan().stages;
+      const auto stage = std::find_if(stages.begin(), stages.end(),
+                                      [&](const Stage& at) { return at.*block == int64_t(b); });
+      if (shared_part(model_.plan(), *stage, o.recompute, o.freeze, o.train) != Recompute::none) continue;
+      const std::pair<const char*, Tensor> parts[] = {{"n1", s.n1},    {"q", s.q},   {"k", s.k},
+                                                      {"v", s.v},      {"o", s.o},   {"lse", s.lse},
+                                                      {"s2", s.s2},    {"n2", s.n2}, {"gate_up", s.gate_up},
+                                                      {"gate", s.gate}};
       for (const auto& [part, tensor] : parts) add(stream + "." + std::to_string(b) + "." + part, tensor);
     }
   }
@@ -221,6 +228,7 @@ class Snapshot {
     return compared > 0 ? "" : "nothing to compare";
   }
 
+  Model& model_;
   int64_t rows_;
   std::vector<std::pair<std::string, std::vector<std::string>>> tensors_;
 };

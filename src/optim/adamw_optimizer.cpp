@@ -27,13 +27,7 @@ GradientNorm gradient_norm(const Exec& ex, const ParameterStore& store) {
 }
 
 AdamWOptimizer::AdamWOptimizer(const ParameterStore& store) : list_(store.list()), steps_(list_.size(), 0) {
-  const auto lay_out = [&](Arena& arena) {
-    m_.clear(), v_.clear();
-    for (const Parameter& p : list_) {
-      m_.push_back(p.frozen ? Tensor{} : arena.take(store.master(), 1, p.count()));
-      v_.push_back(p.frozen ? Tensor{} : arena.take(store.master(), 1, p.count()));
-    }
-  };
+  const auto lay_out = [&](Arena& arena) { lay_out_moments(list_, store.master(), arena, m_, v_); };
   Arena planning;
   lay_out(planning);
   memory_ = Arena(planning.peak(), store.device());

@@ -64,6 +64,12 @@ const GpuInfo& gpu_info() {
   return gpu().info;
 }
 
+size_t gpu_memory_used() {
+  size_t free = 0, total = 0;
+  if (gpu_count() > 0) SPS_CUDA(cudaMemGetInfo(&free, &total));
+  return total - free;
+}
+
 void synchronize(const Exec& ex) {
   if (ex.device == Device::cuda) SPS_CUDA(cudaStreamSynchronize(stream_of(ex)));
 }
@@ -131,6 +137,9 @@ Exec open_gpu() {
 }
 const GpuInfo& gpu_info() {
   fail("{}", kNoCuda);
+}
+size_t gpu_memory_used() {
+  return 0;
 }
 void synchronize(const Exec& ex) {
   SPS_CHECK(ex.device == Device::cpu);

@@ -37,6 +37,12 @@ struct GpuInfo {
 };
 const GpuInfo& gpu_info();  // of the opened GPU
 
+// What a process takes of a GPU besides what it allocates: the driver's context, the code of our kernels and
+// of cuBLASLt's, local memory. A forecast; on an H200 with CUDA 13.
+inline constexpr size_t kGpuContextBytes = size_t{560} << 20;
+// Used of the opened GPU now, by all processes together, as its driver counts; 0 without one.
+size_t gpu_memory_used();
+
 // Waits for everything issued on ex's stream; Error if any of it failed. Nothing to do on the CPU.
 void synchronize(const Exec& ex);
 

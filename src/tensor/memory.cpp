@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -15,6 +16,14 @@
 namespace sps {
 
 namespace {
+
+std::atomic<size_t> device_held{0}, device_peak{0};
+
+void count_device(size_t bytes) {
+  const size_t now = device_held += bytes;
+  for (size_t most = device_peak; most < now && !device_peak.compare_exchange_weak(most, now);) {
+  }
+}
 
 // Memory of some size comes in huge pages where the system has any: a step walks over a hundred megabytes in
 // rows of a few kilobytes, and each miss in the table of small pages costs more than the line itself.
@@ -59,11 +68,21 @@ std::byte* gpu_bytes([[maybe_unused]] size_t bytes, [[maybe_unused]] Memory kind
 }  // namespace
 
 Bytes::Bytes(size_t bytes, Memory kind)
-    : data_(kind == Memory::host ? host_bytes(bytes) : gpu_bytes(bytes, kind), FreeBytes{kind}),
-      size_(bytes) {}
+    : data_(kind == Memory::host ? host_bytes(bytes) : gpu_bytes(bytes, kind), FreeBytes{kind, bytes}),
+      size_(bytes) {
+  if (kind == Memory::device) count_device(bytes);
+}
+
+size_t device_bytes() {
+  return device_held;
+}
+size_t device_peak_bytes() {
+  return device_peak;
+}
 
 void FreeBytes::operator()(std::byte* p) const {
   if (kind == Memory::host) std::free(p);
+  if (kind == Memory::device) device_held -= bytes;
 #ifdef SPS_HAS_CUDA
   // A failure here means that the process is ending: there is nobody to tell.
   if (kind == Memory::device) cudaFree(p);

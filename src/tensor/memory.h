@@ -17,6 +17,7 @@ enum class Memory : uint8_t {
 
 struct FreeBytes {
   Memory kind = Memory::host;
+  size_t bytes = 0;
   void operator()(std::byte* p) const;
 };
 
@@ -32,6 +33,10 @@ class Bytes {
   std::unique_ptr<std::byte, FreeBytes> data_;
   size_t size_ = 0;
 };
+
+// Bytes of Memory::device that are allocated, and the most that ever were at once.
+size_t device_bytes();
+size_t device_peak_bytes();
 
 inline Memory memory_of(Device device) {
   return device == Device::cuda ? Memory::device : Memory::host;

@@ -26,6 +26,8 @@ void bind_rest(OptionTable& t, RunConfig& c) {
         "tokens between rolling checkpoints (the newest is kept); 0 = none", at_least<int64_t>(0));
   t.add("train.chunk_units", &c.train.chunk_units, "consecutive windows that stay together in the shuffle",
         one);
+  t.add("train.recompute", &c.train.recompute,
+        "made again by the backward pass, to save memory: none, ffn or block; the results are the same");
   t.add("optim.name", &c.optim.name, "adamw");
   t.add("optim.lr", &c.optim.lr, "peak learning rate", above(0.0));
   t.add("optim.min_lr", &c.optim.min_lr, "learning rate at the end of the decay", at_least(0.0));
@@ -105,6 +107,7 @@ RunConfig load_run_config(const std::string& source, const std::vector<std::stri
     usage_error("train.micro_batch = {} does not divide train.global_batch = {}", c.train.micro_batch,
                 c.train.global_batch);
   compute_dtype(c.run.dtype);
+  recompute_from_name(c.train.recompute);
   const Schedule schedule = c.make_schedule();
   // Every step asks before it starts whether the second phase has come; this is where the last one starts.
   const auto last = double((schedule.steps() - 1) * schedule.batch_tokens);

@@ -22,6 +22,7 @@ struct RunConfig {
     int64_t eval_every_tokens = 20'000'000, eval_tokens = 10'000'000;
     int64_t save_every_tokens = 1'000'000'000, rolling_every_tokens = 100'000'000;
     int64_t chunk_units = 1;
+    std::string recompute = "none";  // model/recompute.h
   } train;
   struct Optim {
     std::string name = "adamw";

@@ -10,7 +10,7 @@ namespace {
 // Keys that may change between the parts of a run, because they change nothing that is computed.
 bool may_change(const std::string& key) {
   return key.starts_with("run.") || key.starts_with("train.eval") || key == "train.save_every_tokens" ||
-         key == "train.rolling_every_tokens" || key == "data.dir";
+         key == "train.recompute" || key == "train.rolling_every_tokens" || key == "data.dir";
 }
 
 std::string data_identity(const TokenFile& file) {

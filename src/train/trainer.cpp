@@ -115,6 +115,7 @@ void Trainer::build(const ModelConfig& config) {
   options.train = true;
   options.freeze = freeze_;
   options.device = ex_.device;
+  options.recompute = recompute_from_name(config_.train.recompute);
   model_ = std::make_unique<Model>(config, options);
   optimizer_ = std::make_unique<AdamWOptimizer>(model_->store());
 }
@@ -122,11 +123,13 @@ void Trainer::build(const ModelConfig& config) {
 // The prediction tower starts: shared weights, their moments and the data order go on, what is new starts
 // fresh.
 void Trainer::switch_phase() {
-  const auto first = std::move(model_);
+  // The first model's activations make room for the final one's.
+  const ParameterStore first = std::move(*model_).take_store();
+  const std::vector<NamedTensor> from = named_weights(model_->parameters(), first);
+  model_.reset();
   const auto first_optimizer = std::move(optimizer_);
   build(final_model_);
   model_->store().initialise(uint64_t(config_.train.seed));
-  const auto from = named_weights(first->parameters(), first->store());
   const auto to = named_weights(model_->parameters(), model_->store());
   for (const NamedTensor& t : to)
     for (const NamedTensor& f : from)
@@ -286,16 +289,19 @@ RunResult Trainer::run(const volatile std::sig_atomic_t* interrupted) {
 void Trainer::record_step(MetricsLog& metrics, const Step& s, double seconds) {
   const double rate = double(batch_tokens()) / seconds;
   const double flops = training_flops(flops_required(model_->config(), final_model_.context), freeze_);
-  metrics.write({{"step", step_},
-                 {"tokens", tokens()},
-                 {"loss", s.loss},
-                 {"lr", s.lr},
-                 {"grad_norm", s.grad_norm},
-                 {"scored", s.scored},
-                 {"seconds", seconds},
-                 {"tokens_per_second", rate},
-                 {"model_flops_per_second", rate * flops},
-                 {"peak_memory_bytes", peak_memory_bytes()}});
+  nlohmann::ordered_json line{{"step", step_},
+                              {"tokens", tokens()},
+                              {"loss", s.loss},
+                              {"lr", s.lr},
+                              {"grad_norm", s.grad_norm},
+                              {"scored", s.scored},
+                              {"seconds", seconds},
+                              {"tokens_per_second", rate},
+                              {"model_flops_per_second", rate * flops},
+                              {"peak_memory_bytes", peak_memory_bytes()}};
+  if (ex_.device == Device::cuda)
+    line.update({{"gpu_peak_bytes", device_peak_bytes()}, {"gpu_used_bytes", gpu_memory_used()}});
+  metrics.write(line);
 }
 
 }  // namespace sps

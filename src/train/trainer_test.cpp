@@ -113,6 +113,20 @@ TEST_F(TrainerTest, ThreadsDoNotChangeABit) {
 }
 
 // Once a validation batch was read into the variable that held the training batch.
+// Memory may be traded for time in the middle of a run, and its optimizer takes what was planned.
+TEST_F(TrainerTest, RecomputationMayChangeWithinARun) {
+  RunConfig kept = run("kept"), again = run("again");
+  run_part(again, 5);
+  again.train.recompute = "block";
+  Trainer a(kept), b(again);
+  EXPECT_EQ(b.steps(), 5);
+  EXPECT_EQ(b.model().options().recompute, Recompute::block);
+  take_steps(a, 9), take_steps(b, 4);
+  EXPECT_EQ(a.model().store().hash(), b.model().store().hash());
+  EXPECT_EQ(AdamWOptimizer(a.model().store()).bytes(),
+            plan_memory(a.model_config(), a.model().options()).moments);
+}
+
 TEST_F(TrainerTest, ValidationDoesNotTouchTraining) {
   Trainer with(run()), without(run());
   std::vector<Trainer::Step> a, b;

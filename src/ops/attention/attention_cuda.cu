@@ -115,11 +115,11 @@ Problem make_problem(const AttentionShape& shape, const QueryStreams& queries, c
 }
 
 void row_statistics(const Exec& ex, Problem& p) {
-  p.statistics.padded = ceil_div(p.length, RowStatistics::kPad) * RowStatistics::kPad;
+  p.statistics.padded = padded_length(p.length);
   const int64_t rows = p.statistics.padded * p.heads * p.batch * p.streams;
   if (rows == 0) return;
-  p.statistics.lse2 =
-      reinterpret_cast<float*>(device_scratch(ex, DeviceSlot::rows, size_t(2 * rows) * sizeof(float)));
+  p.statistics.lse2 = reinterpret_cast<float*>(
+      device_scratch(ex, DeviceSlot::rows, statistics_bytes(p.batch, p.length, p.heads, p.streams)));
   p.statistics.delta = p.statistics.lse2 + rows;
   with_device_type(p.dtype, [&](auto t) {
     statistics_kernel<decltype(t)><<<unsigned(rows / kRowsOfBlock), kRowThreads, 0, stream_of(ex)>>>(p);

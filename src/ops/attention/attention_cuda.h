@@ -8,6 +8,7 @@
 #pragma once
 
 #include "ops/attention/attention_kernels.h"
+#include "ops/attention/attention_scratch.h"
 
 namespace sps::ops {
 
@@ -49,7 +50,7 @@ struct DeviceKeys {
 // that its probabilities are 0) and delta = sum(d_o * o). Row i of a stream, sequence and head is at
 // Problem::statistics_of() + i; rows from length to padded hold +inf and 0.
 struct RowStatistics {
-  static constexpr int kPad = 128;  // padded is a multiple
+  static constexpr int kPad = int(kStatisticsPad);  // padded is a multiple
   float* lse2 = nullptr;
   float* delta = nullptr;
   int64_t padded = 0;

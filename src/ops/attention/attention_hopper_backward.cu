@@ -416,16 +416,15 @@ void launch_backward(const Exec& ex, const Problem& p) {
   for (int s = 0; s < p.sets; ++s) work.order[s] = s;
   std::stable_sort(work.order, work.order + p.sets,
                    [&](int a, int b) { return work_of(p, a) > work_of(p, b); });
-  const int64_t query_tiles = int64_t(work.query_tiles) * p.streams * p.batch * p.heads;
-  // Ticket and turns, document starts, sums.
-  const auto rounded = [](int64_t numbers) { return (numbers + 31) / 32 * 32; };
-  const int64_t counters = Shape::kGroups * query_tiles + 1, starts = p.batch * p.statistics.padded;
-  auto* scratch = reinterpret_cast<int32_t*>(
-      device_scratch(ex, DeviceSlot::workspace,
-                     size_t(rounded(counters) + rounded(starts) + query_tiles * Shape::kQueryGradient) * 4));
+  using Sizes = HopperBackwardScratch;
+  static_assert(Shape::kGroups == Sizes::kGroups && Shape::kQueryGradient == Sizes::kQueryGradient &&
+                Shape::kQueries == Sizes::queries(Shape::kHeadDim));
+  const Sizes sizes(p.batch, p.length, p.heads, p.streams, p.head_dim);
+  const int64_t query_tiles = sizes.query_tiles, counters = sizes.counters, starts = sizes.starts;
+  auto* scratch = reinterpret_cast<int32_t*>(device_scratch(ex, DeviceSlot::workspace, sizes.bytes()));
   work.turns = scratch + 1;
-  work.starts = scratch + rounded(counters);
-  work.dq = reinterpret_cast<float*>(work.starts + rounded(starts));
+  work.starts = scratch + sizes.starts_at();
+  work.dq = reinterpret_cast<float*>(scratch + sizes.dq_at());
   // A position of a key head keeps in cache q, d_o and the sums of dq of all that read it, and k and v.
   const int64_t row_bytes = int64_t{8} * p.head_dim * p.streams * p.group + int64_t{4} * p.head_dim * p.sets;
   work.schedule = make_schedule(p, p.sets * work.key_tiles, 1, row_bytes, scratch);

@@ -242,11 +242,9 @@ template <class T>
 void head_loss_of(const Exec& ex, const HeadLoss& l) {
   const int64_t rows = l.x.rows, vocab = l.w.rows;
   const HeadCuts cuts = head_cuts(rows, vocab, l.x.dtype, l.train);
-  const size_t logits_bytes = (size_t(cuts.chunk * cuts.stride) * sizeof(float) + 255) / 256 * 256;
-  const size_t d_bytes = l.train ? size_t(cuts.group * cuts.stride) * sizeof(T) : 0;
-  std::byte* scratch = device_scratch(ex, DeviceSlot::rows, logits_bytes + d_bytes);
+  std::byte* scratch = device_scratch(ex, DeviceSlot::rows, head_scratch_bytes(cuts, l.x.dtype, l.train));
   auto* logits = reinterpret_cast<float*>(scratch);
-  auto* d_logits = l.train ? reinterpret_cast<T*>(scratch + logits_bytes) : nullptr;
+  auto* d_logits = l.train ? reinterpret_cast<T*>(scratch + head_logits_bytes(cuts)) : nullptr;
   const auto matrix = [&](auto* data, int64_t n) {
     return Tensor{data, n, vocab, cuts.stride, dtype_of<std::remove_pointer_t<decltype(data)>>, Device::cuda};
   };

@@ -39,4 +39,12 @@ inline HeadCuts head_cuts(int64_t rows, int64_t vocab, DType act, bool train) {
   return {stride, even(group, logits), group};
 }
 
+// A chunk's logits in f32 and, to train, a group's d_logits behind them.
+inline size_t head_logits_bytes(const HeadCuts& cuts) {
+  return (size_t(cuts.chunk * cuts.stride) * sizeof(float) + 255) / 256 * 256;
+}
+inline size_t head_scratch_bytes(const HeadCuts& cuts, DType act, bool train) {
+  return head_logits_bytes(cuts) + (train ? size_t(cuts.group * cuts.stride) * dtype_size(act) : 0);
+}
+
 }  // namespace sps::ops

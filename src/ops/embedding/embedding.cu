@@ -2,6 +2,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "ops/embedding/embedding_kernels.h"
+#include "ops/embedding/embedding_scratch.h"
 #include "ops/rowwise.cuh"
 
 namespace sps::ops {
@@ -46,7 +47,7 @@ struct Forward {
 // list that it shares with the list before or after goes to `heads` (it began before) or `tails` (it begins
 // here), and is added up list by list afterwards. So a frequent id costs no more than rare ones, and the
 // order of additions depends on the ids alone.
-constexpr int kList = 32;
+constexpr int kList = int(kEmbeddingList);
 
 struct Lists {
   const int32_t *ids, *rows;  // sorted

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "ops/linear/cublas_workspace.h"
 #include "tensor/cuda.h"
 #include "tensor/memory.h"
 
@@ -23,7 +24,6 @@ void check(cublasStatus_t status, const char* what) {
     fail("cuBLASLt failed to {}: {}", what, cublasLtGetStatusString(status));
 }
 
-constexpr size_t kWorkspaceBytes = size_t{64} << 20;
 constexpr size_t kCacheLimit = 4096;  // as on the CPU: a model uses some dozens of shapes
 constexpr int kMostProposals = 8;
 constexpr int kTimedRuns = 5;
@@ -119,7 +119,7 @@ Plan::Plan(const CublasShape& s) : shape_(s) {
   cublasLtMatmulPreference_t made = nullptr;
   check(cublasLtMatmulPreferenceCreate(&made), "take preferences");
   const Preference preference(made);
-  set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(kWorkspaceBytes));
+  set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(kCublasWorkspaceBytes));
   // Partial sums, if any, in f32 and added by a kernel of their own: the same order every time.
   set_preference(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                  uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
@@ -217,7 +217,7 @@ bool capturing(cudaStream_t stream) {
 
 bool run_cublas(const Exec& ex, const CublasCall& call) {
   const cudaStream_t stream = stream_of(ex);
-  void* workspace = device_scratch(ex, DeviceSlot::workspace, kWorkspaceBytes);
+  void* workspace = device_scratch(ex, DeviceSlot::workspace, kCublasWorkspaceBytes);
   Plans& all = plans();
   const std::lock_guard lock(all.mutex);  // held during the launch too: the workspace is one
   // A plan that was made again could be tuned to something else.

@@ -41,7 +41,7 @@ struct Forward {
 template <class Act>
 struct Backward {
   Rows<const Act> gate_up, dh;
-  Rows<Act> d_gate_up;
+  Rows<Act> d_gate_up, h;  // h absent: not wanted
   int64_t width;
 
   template <int kWidth>
@@ -59,9 +59,11 @@ struct Backward {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       const float gate = in.gate[j], s = sigmoid<Act>(gate), ds = in.dh[j] * s;
+      in.dh[j] = in.up[j] * (gate * s);  // the forward pass's product, in its order
       in.gate[j] = ds * in.up[j] * (1 + gate * (1 - s));
       in.up[j] = ds * gate;
     }
+    if (h.data != nullptr) store(h[r] + c, in.dh);
     store(d_gate_up[r] + c, in.gate);
     store(d_gate_up[r] + width + c, in.up);
   }
@@ -77,13 +79,13 @@ void swiglu_forward_cuda(const Exec& ex, Tensor gate_up, Tensor h) {
   });
 }
 
-void swiglu_backward_cuda(const Exec& ex, Tensor gate_up, Tensor dh, Tensor d_gate_up) {
+void swiglu_backward_cuda(const Exec& ex, Tensor gate_up, Tensor dh, Tensor d_gate_up, Tensor h) {
   with_device_type(dh.dtype, [&](auto zero) {
     using Act = decltype(zero);
-    elementwise(
-        ex,
-        Backward<Act>{rows_of<const Act>(gate_up), rows_of<const Act>(dh), rows_of<Act>(d_gate_up), dh.cols},
-        dh.rows, dh.cols, in_pieces({gate_up, dh, d_gate_up}));
+    elementwise(ex,
+                Backward<Act>{rows_of<const Act>(gate_up), rows_of<const Act>(dh), rows_of<Act>(d_gate_up),
+                              rows_of<Act>(h), dh.cols},
+                dh.rows, dh.cols, in_pieces({gate_up, dh, d_gate_up, h}));
   });
 }
 

@@ -16,10 +16,11 @@ void forward_piece(const Act* gate, const Act* up, Act* h, int64_t n) {
 }
 
 template <class Act>
-void backward_piece(const Act* gate, const Act* up, const Act* dh, Act* dgate, Act* dup, int64_t n) {
+void backward_piece(const Act* gate, const Act* up, const Act* dh, Act* dgate, Act* dup, Act* h, int64_t n) {
   for_lanes(n, [&](int64_t c, auto mask) {
-    const SwigluGradient d =
-        swiglu_gradient_lanes(load_lanes(gate + c, mask), load_lanes(up + c, mask), load_lanes(dh + c, mask));
+    const auto g = load_lanes(gate + c, mask), u = load_lanes(up + c, mask);
+    const SwigluGradient d = swiglu_gradient_lanes(g, u, load_lanes(dh + c, mask));
+    if (h != nullptr) store_lanes(h + c, swiglu_lanes(g, u), mask);
     store_lanes(dgate + c, d.gate, mask);
     store_lanes(dup + c, d.up, mask);
   });
@@ -61,7 +62,7 @@ void swiglu_forward_cpu(Tensor gate_up, Tensor h) {
   });
 }
 
-void swiglu_backward_cpu(Tensor gate_up, Tensor dh, Tensor d_gate_up) {
+void swiglu_backward_cpu(Tensor gate_up, Tensor dh, Tensor d_gate_up, Tensor h) {
   const int64_t width = dh.cols;
   with_type(dh.dtype, [&](auto zero) {
     using Act = decltype(zero);
@@ -69,13 +70,15 @@ void swiglu_backward_cpu(Tensor gate_up, Tensor dh, Tensor d_gate_up) {
       const Act *gate = gate_up.row<Act>(r), *next_gate = gate_up.row<Act>(next);
       const Act *dhr = dh.row<Act>(r), *next_dh = dh.row<Act>(next);
       Act *dgate = d_gate_up.row<Act>(r), *next_dgate = d_gate_up.row<Act>(next);
+      Act* hr = h.empty() ? nullptr : h.row<Act>(r);
       for_pieces(width, [&](int64_t c, int64_t n) {
         prefetch(next_gate + c, n);
         prefetch(next_gate + width + c, n);
         prefetch(next_dh + c, n);
         prefetch<true>(next_dgate + c, n);
         prefetch<true>(next_dgate + width + c, n);
-        backward_piece(gate + c, gate + width + c, dhr + c, dgate + c, dgate + width + c, n);
+        backward_piece(gate + c, gate + width + c, dhr + c, dgate + c, dgate + width + c,
+                       hr == nullptr ? nullptr : hr + c, n);
       });
     });
   });

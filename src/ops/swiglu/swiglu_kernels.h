@@ -6,12 +6,12 @@
 namespace sps::ops {
 
 void swiglu_forward_ref(Tensor gate_up, Tensor h);
-void swiglu_backward_ref(Tensor gate_up, Tensor dh, Tensor d_gate_up);
+void swiglu_backward_ref(Tensor gate_up, Tensor dh, Tensor d_gate_up, Tensor h);
 
 void swiglu_forward_cpu(Tensor gate_up, Tensor h);
-void swiglu_backward_cpu(Tensor gate_up, Tensor dh, Tensor d_gate_up);
+void swiglu_backward_cpu(Tensor gate_up, Tensor dh, Tensor d_gate_up, Tensor h);
 
 void swiglu_forward_cuda(const Exec& ex, Tensor gate_up, Tensor h);
-void swiglu_backward_cuda(const Exec& ex, Tensor gate_up, Tensor dh, Tensor d_gate_up);
+void swiglu_backward_cuda(const Exec& ex, Tensor gate_up, Tensor dh, Tensor d_gate_up, Tensor h);
 
 }  // namespace sps::ops

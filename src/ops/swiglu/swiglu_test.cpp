@@ -103,6 +103,28 @@ TEST(Swiglu, BackwardMayOverwriteItsInput) {
     }
 }
 
+// Apart, and over the gradient that it was asked with: neither changes d_gate_up.
+TEST(Swiglu, BackwardMakesTheForwardValueAgain) {
+  for (const auto& [device, dtype] : all_backends())
+    for (const int64_t width : {75, 72})
+      for (const int64_t pad : {0, 8}) {
+        SCOPED_TRACE(fmt::format("{} width {} pad {}", dtype_name(dtype), width, pad));
+        Case c(dtype, 37, width, pad);
+        c.run(device);
+        Matrix apart(dtype, 37, width, width + pad), first(dtype, 37, 2 * width),
+            second(dtype, 37, 2 * width);
+        {
+          OnDevice on(device);
+          swiglu_backward(on.exec(), on(c.gate_up), on(c.dh), on(first), on(apart));
+          swiglu_backward(on.exec(), on(c.gate_up), on(c.dh), on(second), on(c.dh));
+        }
+        EXPECT_EQ(relative_error(apart, c.h), 0);
+        EXPECT_EQ(relative_error(c.dh, c.h), 0);
+        EXPECT_EQ(relative_error(first, c.d_gate_up), 0);
+        EXPECT_EQ(relative_error(second, c.d_gate_up), 0);
+      }
+}
+
 TEST(Swiglu, ColumnsBesideTheViewStayUntouched) {
   constexpr int64_t rows = 4, width = 19, beside = 7;
   for (const Device device : test_devices())

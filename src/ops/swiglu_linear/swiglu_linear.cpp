@@ -40,7 +40,7 @@ struct Forward {
 
 struct Backward {
   static constexpr int64_t kPanels = 1;
-  Tensor gate_up, d_gate_up;
+  Tensor gate_up, d_gate_up, h;
 
   static int64_t panel(int64_t unit, int64_t) { return unit; }
   void row(const float* const* sums, int64_t row, int64_t unit, int64_t r) const {
@@ -53,6 +53,10 @@ struct Backward {
     const SwigluGradient second = swiglu_gradient_lanes(second_half(g), second_half(u), second_half(d));
     _mm512_storeu_si512(to, rounded(first.gate, second.gate));
     _mm512_storeu_si512(to + width, rounded(first.up, second.up));
+    if (h)
+      _mm512_storeu_si512(
+          h.row<bf16>(row) + unit * kSide,
+          rounded(swiglu_lanes(first_half(g), first_half(u)), swiglu_lanes(second_half(g), second_half(u))));
   }
   void ahead(int64_t row, int64_t unit) const {
     const bf16* gate = gate_up.row<bf16>(row) + unit * kSide;
@@ -78,19 +82,20 @@ void swiglu_linear_forward(const Exec& ex, Tensor x, Tensor w, Tensor gate_up, T
   swiglu_forward(ex, gate_up, h);
 }
 
-void swiglu_linear_backward(const Exec& ex, Tensor dy, Tensor w, Tensor gate_up, Tensor dh,
-                            Tensor d_gate_up) {
+void swiglu_linear_backward(const Exec& ex, Tensor dy, Tensor w, Tensor gate_up, Tensor dh, Tensor d_gate_up,
+                            Tensor h) {
 #ifdef SPS_AMX
   if (ex.device == Device::cpu && row_product_is_fast(dy) && dh.dtype == DType::bf16 &&
       dh.cols % tiles::kSide == 0 && !dh.empty()) {
     SPS_CHECK(w.dtype == dy.dtype && gate_up.dtype == dh.dtype && d_gate_up.dtype == dh.dtype);
     SPS_CHECK(is_shape(w, dy.cols, dh.cols) && is_shape(gate_up, dy.rows, 2 * dh.cols));
     SPS_CHECK(is_shape(d_gate_up, dy.rows, 2 * dh.cols) && dh.rows == dy.rows);
-    return tiles::row_product(dy, w, false, dh.cols, dh.cols / tiles::kSide, Backward{gate_up, d_gate_up});
+    SPS_CHECK(h.empty() || (h.dtype == dh.dtype && is_shape(h, dh.rows, dh.cols)));
+    return tiles::row_product(dy, w, false, dh.cols, dh.cols / tiles::kSide, Backward{gate_up, d_gate_up, h});
   }
 #endif
   linear_backward_input(ex, dy, w, dh);
-  swiglu_backward(ex, gate_up, dh, d_gate_up);
+  swiglu_backward(ex, gate_up, dh, d_gate_up, h);
 }
 
 }  // namespace sps::ops

@@ -7,9 +7,11 @@
 //                                                                          width]
 //   backward   dh = dy w                  d_gate_up = SwiGLU's gradient    dy [rows, out]; w [out, width];
 //                                                                          dh [rows, width]: scratch, its
-//                                                                          contents afterwards are undefined
+//                                                                          contents afterwards are undefined,
+//                                                                          unless they are h
 // Exactly what linear.h and swiglu.h give one after the other, the same bits for any shape and number of
-// threads; types and views as there. d_gate_up may be gate_up itself.
+// threads; types and views as there. d_gate_up may be gate_up itself. `h`, if not empty, is made again for
+// the gradient of the product behind it; it may be dh.
 #pragma once
 
 #include "tensor/exec.h"
@@ -17,6 +19,7 @@
 namespace sps::ops {
 
 void swiglu_linear_forward(const Exec& ex, Tensor x, Tensor w, Tensor gate_up, Tensor h);
-void swiglu_linear_backward(const Exec& ex, Tensor dy, Tensor w, Tensor gate_up, Tensor dh, Tensor d_gate_up);
+void swiglu_linear_backward(const Exec& ex, Tensor dy, Tensor w, Tensor gate_up, Tensor dh, Tensor d_gate_up,
+                            Tensor h = {});
 
 }  // namespace sps::ops

@@ -82,6 +82,23 @@ TEST(SwigluLinear, GradientMayOverwriteItsInput) {
   }
 }
 
+// In the memory of dh, and with d_gate_up over gate_up: as the models ask for it.
+TEST(SwigluLinear, BackwardMakesTheForwardValueAgain) {
+  for (const auto& [device, dtype] : devices_and_types())
+    for (const int64_t width : {48, 64}) {
+      Case a(dtype, 70, width, 32, 64, 5), b(dtype, 70, width, 32, 64, 5);
+      a.together(device);
+      b.together(device);
+      {
+        OnDevice on(device);
+        swiglu_linear_backward(on.exec(), on(b.dy), on(b.w_out), on(b.gate_up), on(b.dh), on(b.gate_up),
+                               on(b.dh));
+      }
+      expect_same(b.dh, a.h, "h");
+      expect_same(b.gate_up, a.d_gate_up, "d_gate_up");
+    }
+}
+
 TEST(SwigluLinear, SameBitsWithAnyNumberOfThreads) {
   const int threads = thread_count();
   for (const DType dtype : {DType::f32, DType::bf16}) {
