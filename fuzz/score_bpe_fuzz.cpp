@@ -1,16 +1,18 @@
-// A BPE with scores, as llama2.c's file or as our tokenizer.json, and a text.
+// A BPE with scores, as llama2.c's file, our tokenizer.json or sentencepiece's model, and a text.
 #include "fuzz/fuzz.h"
 #include "tokenizer/load_score_bpe.h"
+#include "tokenizer/load_sentencepiece.h"
 #include "tokenizer/stream_decoder.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace sps;
   fuzz::Input input(data, size);
-  const bool json = input.choose(2) == 1;
+  const size_t kind = input.choose(3);
   const std::string_view file = input.part(), text = input.rest();
   fuzz::accepts([&] {
-    const ScoreBpeTokenizer tokenizer(json ? parse_score_bpe_json(file, "x")
-                                           : parse_llama2c_tokenizer(file, "x"));
+    const ScoreBpeTokenizer tokenizer(kind == 0   ? parse_llama2c_tokenizer(file, "x")
+                                      : kind == 1 ? parse_score_bpe_json(file, "x")
+                                                  : parse_sentencepiece(file, "x"));
     std::vector<int32_t> ids, parts;
     tokenizer.encode(text, ids);
     StreamDecoder decoder(tokenizer);

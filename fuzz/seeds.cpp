@@ -172,6 +172,7 @@ void llama_models(Seeds& seeds) {
   const std::string text(kText);
   seeds.add("score_bpe", 0, {llama2c_tokenizer_file(scored), text});
   seeds.add("score_bpe", 1, {ScoreBpeTokenizer(scored).to_json(), text});
+  seeds.add("score_bpe", 2, {sentencepiece_file(scored), text});
   for (const bool tied : {true, false}) {
     TestLlama llama{
         .width = 4, .ffn = 3, .layers = 2, .heads = 2, .kv_heads = 1, .vocab = 5, .context = 3, .tied = tied};

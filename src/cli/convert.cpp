@@ -59,7 +59,7 @@ void add_convert(CLI::App& app) {
       ->required();
   cmd->add_option("-o,--out", options.out, "The checkpoint's folder; must not be there")->required();
   cmd->add_option("--tokenizer", options.tokenizer,
-                  "A tokenizer's file or folder, or none; otherwise the tokenizer.json beside the model");
+                  "A tokenizer's file or folder, or none; otherwise what stands beside the model");
   cmd->add_option("--heads", options.given.heads, "Query heads, where no file says it");
   cmd->add_option("--kv-heads", options.given.kv_heads,
                   "Key and value heads; otherwise of the tensors' shapes");

@@ -21,7 +21,7 @@ constexpr std::string_view kUnderstood =
     "a model file of llama2.c (.bin), .safetensors, .safetensors.index.json, or a folder with one of the "
     "last two";
 
-bool exists(const fs::path& path) {
+bool is_there(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
 }
@@ -87,10 +87,10 @@ Source open_safetensors(const fs::path& path) {
   Source source{"safetensors", files->paths(), {}, {}, {}, {}};
   const fs::path folder = path.parent_path(), config = folder / "config.json",
                  params = folder / "params.json";
-  if (exists(config)) {
+  if (is_there(config)) {
     source.facts = facts_of_config(read_text(config), config.string());
     source.paths.push_back(config);
-  } else if (exists(params)) {
+  } else if (is_there(params)) {
     source.facts = facts_of_params(read_text(params), params.string());
     source.paths.push_back(params);
   }
@@ -108,19 +108,26 @@ std::unique_ptr<Tokenizer> open_tokenizer(const ConvertOptions& options, const f
   if (options.tokenizer == "none") return nullptr;
   TokenizerOptions how;
   if (options.given.eot) how.eot_id = int32_t(*options.given.eot);
-  const fs::path beside = folder / "tokenizer.json";
   if (!options.tokenizer.empty()) {
     std::error_code ignored;
     if (fs::is_regular_file(options.tokenizer, ignored)) source.paths.emplace_back(options.tokenizer);
     return make_tokenizer(options.tokenizer, how);
   }
-  if (source.format == "llama2.c" || !exists(beside)) return nullptr;
-  source.paths.push_back(beside);
-  try {
-    return make_tokenizer(beside.string(), how);
-  } catch (const Error& e) {
-    fail("{} (--tokenizer none leaves it out, --tokenizer FILE takes another)", e.what());
+  if (source.format == "llama2.c") return nullptr;
+  std::string reason;  // why the first one is not taken
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    const fs::path beside = folder / name;
+    if (!is_there(beside)) continue;
+    try {
+      auto tokenizer = make_tokenizer(beside.string(), how);
+      source.paths.push_back(beside);
+      return tokenizer;
+    } catch (const Error& e) {
+      if (reason.empty()) reason = e.what();
+    }
   }
+  if (!reason.empty()) fail("{} (--tokenizer none leaves it out, --tokenizer FILE takes another)", reason);
+  return nullptr;
 }
 
 // Ids that begin and end texts: what the options say, then the tokenizer, then the model's files. Many
@@ -163,8 +170,8 @@ nlohmann::json provenance(const Source& source) {
 }  // namespace
 
 Converted convert_model(const ConvertOptions& options) {
-  if (!exists(options.in)) usage_error("the model {} does not exist", options.in.string());
-  if (exists(options.out)) usage_error("--out {}: it is there already", options.out.string());
+  if (!is_there(options.in)) usage_error("the model {} does not exist", options.in.string());
+  if (is_there(options.out)) usage_error("--out {}: it is there already", options.out.string());
   std::error_code ignored;
   const bool folder = fs::is_directory(options.in, ignored);
   const fs::path path = folder ? model_in_folder(options.in) : options.in;
@@ -190,7 +197,7 @@ Converted convert_model(const ConvertOptions& options) {
   bind_model(table, keys);
   nlohmann::json stored = table.to_json();
   stored["source"] = provenance(source);
-  if (const fs::path parent = fs::absolute(options.out).parent_path(); !exists(parent))
+  if (const fs::path parent = fs::absolute(options.out).parent_path(); !is_there(parent))
     make_writable_directory(parent);
   write_checkpoint(options.out, {.kind = CheckpointKind::named,
                                  .tokens = 0,

@@ -18,6 +18,8 @@ constexpr int kVersion = 1;
 constexpr int32_t kLlamaBos = 1, kLlamaControls = 3;
 constexpr std::string_view kByteKind = "byte", kControlKind = "control";
 
+}  // namespace
+
 void choose_eot(ScoreBpeModel& model, const TokenizerOptions& options, std::string_view what) {
   if (!options.pattern.empty()) usage_error("{}: a vocabulary with scores takes no pattern", what);
   const auto control = [](const ScoredPiece& piece) { return piece.kind == Kind::control; };
@@ -32,8 +34,6 @@ void choose_eot(ScoreBpeModel& model, const TokenizerOptions& options, std::stri
     model.eot = options.eot_id;
   }
 }
-
-}  // namespace
 
 ScoreBpeModel parse_llama2c_tokenizer(std::string_view bytes, std::string_view what,
                                       const TokenizerOptions& options) {

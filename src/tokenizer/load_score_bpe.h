@@ -21,6 +21,10 @@ ScoreBpeModel parse_llama2c_tokenizer(std::string_view bytes, std::string_view w
 std::string to_score_bpe_json(const ScoreBpeModel& model);
 ScoreBpeModel parse_score_bpe_json(std::string_view text, std::string_view what,
                                    const TokenizerOptions& options = {});
+// What the loaders share: options.eot or options.eot_id, where the model has such a control id; usage error
+// for a token that is none.
+void choose_eot(ScoreBpeModel& model, const TokenizerOptions& options, std::string_view what);
+
 // Whether a tokenizer.json is one of these: only its beginning is looked at.
 bool is_score_bpe_json(std::string_view text);
 

@@ -9,6 +9,7 @@
 #include "base/rng.h"
 #include "base/test_dir.h"
 #include "tokenizer/load_score_bpe.h"
+#include "tokenizer/load_sentencepiece.h"
 #include "tokenizer/stream_decoder.h"
 #include "tokenizer/test_models.h"
 #include "tokenizer/test_score_bpe.h"
@@ -153,6 +154,43 @@ TEST(ScoreBpe, ItsFilesSayTheSame) {
   ScoreBpeModel other = model;
   other.pieces[260].score = -2.5F;
   EXPECT_NE(ScoreBpeTokenizer(other).fingerprint(), tokenizer.fingerprint());
+}
+
+TEST(ScoreBpe, SentencepiecesFileSaysTheSame) {
+  const TestDir dir;
+  ScoreBpeModel model = small_score_bpe();
+  model.eot = 2;
+  const std::string file = sentencepiece_file(model);
+  EXPECT_TRUE(is_sentencepiece(file));
+  EXPECT_EQ(parse_sentencepiece(file, "x"), model);
+  dir.write("a/tokenizer.model", file);
+  for (const fs::path& path : {dir / "a", dir / "a/tokenizer.model"})
+    EXPECT_EQ(make_tokenizer(path.string())->fingerprint(), ScoreBpeTokenizer(model).fingerprint());
+  EXPECT_EQ(make_tokenizer((dir / "a").string(), {.eot_id = 1})->eot(), 1);
+  model.bos = -1;
+  EXPECT_EQ(parse_sentencepiece(sentencepiece_file(model), "x").bos, -1);
+}
+
+TEST(ScoreBpeFaults, ModelsOfSentencepieceThatAreNotSupported) {
+  const ScoreBpeModel model = small_score_bpe();
+  const auto error = [](const std::string& bytes) {
+    return error_of([&] { parse_sentencepiece(bytes, "t.model"); });
+  };
+  EXPECT_PRED2(mentions, error(sentencepiece_file(model, 1)), "no BPE");
+  EXPECT_PRED2(mentions, error(sentencepiece_file(model, 2, {true, true, false})), "normalises");
+  EXPECT_PRED2(mentions, error(sentencepiece_file(model, 2, {false, false, false})), "no space before");
+  EXPECT_PRED2(mentions, error(sentencepiece_file(model, 2, {false, true, true})), "removes spaces");
+  std::string bad = sentencepiece_file(model);
+  bad.replace(bad.find("<unk>") + 5 + 5, 2, "\x18\x04");  // the type of the first piece
+  EXPECT_PRED2(mentions, error(bad), "piece 0 is user-defined");
+  const std::string good = sentencepiece_file(model);
+  size_t refused = 0;
+  for (size_t size = 0; size < good.size(); ++size)
+    refused += mentions(error(good.substr(0, size)), "t.model");
+  EXPECT_EQ(refused, good.size());
+  EXPECT_PRED2(mentions, error(std::string("\x0A\x02\x0B\x00", 4)), "damaged");  // a group, which nobody writes
+  EXPECT_PRED2(mentions, error("\x08\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01"), "damaged");
+  EXPECT_PRED2(mentions, error(std::string("\x0A\x02\x10\x01", 4)), "damaged");  // a score that is a number
 }
 
 TEST(ScoreBpe, TheDocumentedFilesAreWhatIsWritten) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,39 @@ inline std::string llama2c_tokenizer_file(const ScoreBpeModel& model) {
     bytes += piece.text;
   }
   return bytes;
+}
+
+// sentencepiece's model file of one. `normalizer`: its flags for a character map, the space in front, and the
+// removal of spaces.
+inline std::string sentencepiece_file(const ScoreBpeModel& model, int model_type = 2,
+                                      const std::array<bool, 3>& normalizer = {false, true, false}) {
+  const auto number = [](int field, uint64_t value) {
+    std::string bytes;
+    for (uint64_t v : {uint64_t(field) << 3, value}) {
+      for (; v >= 0x80; v >>= 7) bytes += char(v | 0x80);
+      bytes += char(v);
+    }
+    return bytes;
+  };
+  const auto text = [&](int field, std::string_view content) {
+    std::string bytes = number(field, content.size());
+    bytes[0] = char(bytes[0] | 2);
+    return bytes + std::string(content);
+  };
+  std::string file;
+  for (const ScoredPiece& piece : model.pieces) {
+    std::string written;
+    for (const char c : piece.text) written += c == ' ' ? "\u2581" : std::string(1, c);
+    std::string score(1, char(2 << 3 | 5));
+    score.append(reinterpret_cast<const char*>(&piece.score), sizeof piece.score);
+    const bool plain = piece.kind == ScoredPiece::Kind::text;
+    file += text(1, text(1, written) + score +
+                        (plain ? "" : number(3, piece.kind == ScoredPiece::Kind::byte ? 6 : 3)));
+  }
+  file += text(2, number(3, uint64_t(model_type)) + number(41, uint64_t(int64_t{model.bos})) +
+                      number(42, uint64_t(int64_t{model.eot})));
+  return file +
+         text(3, (normalizer[0] ? text(2, "map") : "") + number(3, normalizer[1]) + number(4, normalizer[2]));
 }
 
 }  // namespace sps

@@ -10,6 +10,7 @@
 #include "tokenizer/bpe_tokenizer.h"
 #include "tokenizer/load_gpt2_files.h"
 #include "tokenizer/load_score_bpe.h"
+#include "tokenizer/load_sentencepiece.h"
 #include "tokenizer/load_tiktoken.h"
 #include "tokenizer/load_tokenizer_json.h"
 
@@ -59,7 +60,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kUnderstood =
     "bytes, a tokenizer.json, encoder.json with vocab.bpe, vocab.json with merges.txt, a rank file of "
-    "tiktoken, a tokenizer's .bin of llama2.c, or a folder with one of these";
+    "tiktoken, sentencepiece's .model, a tokenizer's .bin of llama2.c, or a folder with one of these";
 
 constexpr std::pair<std::string_view, std::string_view> kGpt2Pairs[] = {{"encoder.json", "vocab.bpe"},
                                                                         {"vocab.json", "merges.txt"}};
@@ -95,6 +96,9 @@ std::unique_ptr<Tokenizer> load_file(const fs::path& file, const TokenizerOption
   if (name.ends_with(".bin"))
     return run<ScoreBpeTokenizer>(parse_llama2c_tokenizer(read_text(file), file.string(), options), file);
   if (name.ends_with(".json")) return load_json(file, options);
+  if (name.ends_with(".model"))
+    if (const std::string bytes = read_text(file); is_sentencepiece(bytes))
+      return run<ScoreBpeTokenizer>(parse_sentencepiece(bytes, file.string(), options), file);
   return run<BpeTokenizer>(load_tiktoken(file, options), file);
 }
 

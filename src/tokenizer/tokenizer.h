@@ -75,7 +75,7 @@ struct TokenizerOptions {
 //   encoder.json or vocab.json, with vocab.bpe or merges.txt beside it;
 //   a rank file of tiktoken;
 // or a BPE whose pieces have scores (score_bpe.h):
-//   a .bin of llama2.c, or the tokenizer.json that we write of it;
+//   a .bin of llama2.c, a .model of sentencepiece, or the tokenizer.json that we write of one;
 // or a folder with one of these sets (of the .bin only tokenizer.bin).
 // Usage error if nothing of the kind is there; Error if a file is not what it should be.
 std::unique_ptr<Tokenizer> make_tokenizer(std::string_view name_or_path,
