@@ -128,6 +128,31 @@ TEST_F(ConvertProgram, ItsTokenizerPreparesDataAndATowerIsTrainedOnIt) {
   EXPECT_PRED2(mentions, refused.err, "model.bos = 1");
 }
 
+// Where begin and end of text differ, prepared documents have both; a large one, which is encoded in parts,
+// too.
+TEST_F(ConvertProgram, DocumentsBeginWithABeginOfTextThatIsNotTheirEnd) {
+  const std::string large(size_t{3} << 20, 't');
+  dir_.write("text.jsonl", dump_json(nlohmann::json{{"text", "the thing"}}) + "\n" +
+                               dump_json(nlohmann::json{{"text", large}}) + "\n");
+  const Outcome o = run_program(dir_.path(), {"prepare", "text.jsonl", "--tokenizer", "tok.bin", "--eot",
+                                              "\n</s>\n", "--val-fraction", "0", "--out", "data"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const TokenFile file = TokenFile::open(dir_ / "data");
+  std::vector<int32_t> ids(static_cast<size_t>(file.size()));
+  file.read(0, file.size(), ids.data());
+  const ScoreBpeTokenizer tokenizer(small_score_bpe());
+  std::vector<std::string> texts;
+  for (size_t begin = 0; begin < ids.size();) {
+    ASSERT_EQ(ids[begin], 1);
+    const auto end = size_t(std::find(ids.begin() + std::ptrdiff_t(begin), ids.end(), 2) - ids.begin());
+    ASSERT_LT(end, ids.size());
+    texts.push_back(tokenizer.decode(std::span(ids).subspan(begin, end - begin)));
+    begin = end + 1;
+  }
+  std::sort(texts.begin(), texts.end());
+  EXPECT_EQ(texts, (std::vector<std::string>{"the thing", large}));
+}
+
 TEST_F(ConvertProgram, MistakesLeaveNothing) {
   const auto fails = [&](const Arguments& arguments, int status, const std::string& mention) {
     const size_t before = dir_.count_entries();
