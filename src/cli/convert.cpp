@@ -14,16 +14,16 @@ struct ConvertArguments {
 };
 
 void convert(const ConvertArguments& args) {
-  const auto least = [](const std::optional<int64_t>& value, const char* option, int64_t minimum) {
+  const auto in_range = [](const std::optional<int64_t>& value, const char* option, int64_t minimum) {
     if (value && (*value < minimum || *value > INT32_MAX))
       usage_error("{} {}: expected a number from {} to {}", option, *value, minimum, INT32_MAX);
   };
   const LlamaFacts& given = args.options.given;
-  least(given.heads, "--heads", 1);
-  least(given.kv_heads, "--kv-heads", 1);
-  least(given.context, "--context", 1);
-  least(given.eot, "--eot", 0);
-  least(given.bos, "--bos", -1);
+  in_range(given.heads, "--heads", 1);
+  in_range(given.kv_heads, "--kv-heads", 1);
+  in_range(given.context, "--context", 1);
+  in_range(given.eot, "--eot", 0);
+  in_range(given.bos, "--bos", -1);
   const Converted converted = convert_model(args.options);
   const ModelConfig& c = converted.config;
   if (args.json) {

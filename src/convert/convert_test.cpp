@@ -121,7 +121,7 @@ TEST(Convert, OneModelInEveryFormatIsOneCheckpoint) {
   }
 }
 
-// Hugging Face's formula and order, computed as they stand there.
+// Hugging Face's formula and order, computed as they stand there (peer-faults 74).
 TEST(Convert, RotaryPartsBasesAndWindowsAreThoseOfTheFile) {
   const TestDir dir;
   int n = 0;
