@@ -1,7 +1,5 @@
 #include "convert/tensor_files.h"
 
-#include <fmt/ranges.h>
-
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -85,10 +83,6 @@ const StoredTensor& TensorFiles::at(const std::string& name) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) fail("{} has no tensor '{}'", name_, name);
   return *found->second;
-}
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
 bool readable(StoredType type) {

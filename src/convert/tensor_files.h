@@ -31,8 +31,6 @@ class TensorFiles {
   std::map<std::string, const StoredTensor*> tensors_;
 };
 
-std::string shape_text(const std::vector<int64_t>& shape);  // "[2, 3]"
-
 // Whether read_floats() knows the element type: F32, F16 and BF16.
 bool readable(StoredType type);
 // The values as f32, exactly.
