@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <iterator>
 
+#include "convert/test_llama.h"
 #include "data/test_packing.h"
 #include "data/token_file.h"
 #include "fuzz/fuzz.h"
@@ -11,6 +12,7 @@
 #include "tokenizer/bpe_trainer.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/splitter.h"
+#include "tokenizer/test_score_bpe.h"
 #include "train/run_config.h"
 
 namespace {
@@ -165,6 +167,26 @@ void checkpoints(Seeds& seeds) {
   }
 }
 
+void llama_models(Seeds& seeds) {
+  const ScoreBpeModel scored = small_score_bpe();
+  const std::string text(kText);
+  seeds.add("score_bpe", 0, {llama2c_tokenizer_file(scored), text});
+  seeds.add("score_bpe", 1, {ScoreBpeTokenizer(scored).to_json(), text});
+  seeds.add("score_bpe", 2, {sentencepiece_file(scored), text});
+  for (const bool tied : {true, false}) {
+    TestLlama llama{
+        .width = 4, .ffn = 3, .layers = 2, .heads = 2, .kv_heads = 1, .vocab = 5, .context = 3, .tied = tied};
+    llama.randomise(1);
+    seeds.add("llama_files", 0, {llama.llama2c_file()});
+    llama.rotary = 0.5;
+    seeds.add("llama_files", 1, {dump_json(llama.config())});
+    seeds.add("llama_files", 2, {dump_json(llama.params())});
+  }
+  seeds.add("llama_files", 3,
+            {R"({"post_processor": {"type": "Sequence", "processors": [{"type": "TemplateProcessing",
+                 "single": [{"SpecialToken": {"id": "<s>"}}], "special_tokens": {"<s>": {"ids": [7]}}}]}})"});
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -174,5 +196,6 @@ int main(int count, char** arguments) {
   documents(seeds);
   token_files(seeds);
   checkpoints(seeds);
+  llama_models(seeds);
   return 0;
 }

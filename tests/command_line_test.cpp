@@ -39,8 +39,8 @@ std::set<std::string> options_in_source(const std::string& command) {
 }
 
 const std::vector<std::string>& commands() {
-  static const std::vector<std::string> all{"prepare", "data",  "train",  "eval",     "generate",
-                                            "info",    "bench", "report", "tokenizer"};
+  static const std::vector<std::string> all{"prepare", "data",  "train",  "eval",      "generate",
+                                            "info",    "bench", "report", "tokenizer", "convert"};
   return all;
 }
 

@@ -43,6 +43,7 @@ int run_command_line(int argc, const char* const* argv) {
   add_bench(app);
   add_report(app);
   add_tokenizer(app);
+  add_convert(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version

@@ -22,6 +22,7 @@ void add_info(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_report(CLI::App& app);
 void add_tokenizer(CLI::App& app);
+void add_convert(CLI::App& app);
 
 // --eot and --pattern, for a command that takes a tokenizer by its files.
 void add_tokenizer_options(CLI::App* cmd, TokenizerOptions& options);

@@ -53,7 +53,8 @@ std::vector<Window> draw_windows(const TokenFile& file, const Tokenizer& tokeniz
     Window window{int64_t(rng.below(uint64_t(i), uint64_t(file.size() - length + 1))), {""}};
     file.read(window.start, length, ids.data());
     for (size_t at = 0; at < ids.size(); ++at) {
-      window.texts.back() += tokenizer.token_bytes(ids[at]);
+      window.texts.back() +=
+          at == 0 ? tokenizer.token_bytes(ids[at]) : tokenizer.text_of(ids[at], ids[at - 1]);
       if (ids[at] == tokenizer.eot() && at + 1 < ids.size()) window.texts.emplace_back();
     }
     windows.push_back(std::move(window));

@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 #include "infer/generate.h"
 #include "model/load.h"
+#include "tokenizer/stream_decoder.h"
 #include "tokenizer/tokenizer.h"
 
 namespace sps {
@@ -49,23 +50,30 @@ void run_generate(GenerateArguments& args) {
   const auto tokenizer = tokenizer_for(args.tokenizer, loaded);
   args.options.ids = tokenizer->vocab_size();
   std::vector<int32_t> prompt;
+  if (const int64_t bos = loaded.model->config().bos; bos >= 0) prompt.push_back(int32_t(bos));
   tokenizer->encode(args.prompt, prompt);
+  StreamDecoder decoder(*tokenizer, prompt.empty() ? -1 : prompt.back());
+  std::string text;
   // The text appears as it is drawn, after the prompt; nothing does if there is an error instead.
   bool begun = false;
   const auto begin = [&] {
     if (!std::exchange(begun, true)) fmt::print("{}", args.prompt);
   };
-  const std::vector<int32_t> ids = generate(*loaded.model, prompt, args.options, [&](int32_t id) {
+  const auto show = [&](const std::string& piece) {
+    text += piece;
     if (args.json) return;
     begin();
-    fmt::print("{}", tokenizer->decode(std::span(&id, 1)));
+    fmt::print("{}", piece);
     std::fflush(stdout);
-  });
+  };
+  const std::vector<int32_t> ids =
+      generate(*loaded.model, prompt, args.options, [&](int32_t id) { show(decoder.feed(id)); });
+  show(decoder.flush());
   if (args.json)
     fmt::print("{}\n", dump_json(nlohmann::ordered_json{{"prompt", args.prompt},
                                                         {"prompt_tokens", prompt.size()},
                                                         {"new_tokens", ids.size()},
-                                                        {"text", tokenizer->decode(ids)}}));
+                                                        {"text", text}}));
   else
     begin(), fmt::print("\n");
 }

@@ -46,8 +46,9 @@ void Batch::finish_row(int64_t row, int32_t next, SpecialIds special) {
       fail("position {} of row {} is padding (id {}) after a token; padding must stand at the left", i, row,
            special.pad);
     pads += pad;
-    if (pad || i == pads || ids[i - 1] == special.eot) document = i;
-    const bool counts = !pad && ids[i] != special.eot;
+    const bool border = special.eot_begins ? ids[i] == special.eot : i > 0 && ids[i - 1] == special.eot;
+    if (pad || i == pads || border) document = i;
+    const bool counts = !pad && (special.eot_begins || ids[i] != special.eot);
     targets[size_t(at + i)] = !counts ? -1 : i + 1 < length ? ids[i + 1] : next;
     document_start[size_t(at + i)] = document;
     positions[size_t(at + i)] = pad ? 0 : i - pads;

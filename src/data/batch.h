@@ -1,10 +1,10 @@
 // Batch: rows of windows as the models read them (model spec, section 4).
 //
 //   tokens          input ids
-//   targets         the next id, or -1 where the position carries no loss: its input is end of text or
-//   padding document_start  index, within the row, of the first position of the position's document. End of
-//   text closes its
-//                   document and belongs to it; each padding position is a document of its own.
+//   targets         the next id, or -1 where the position carries no loss: its input is end of text
+//                   (but see SpecialIds::eot_begins) or padding
+//   document_start  index, within the row, of the first position of the position's document. End of text
+//                   closes its document and belongs to it; each padding position is a document of its own.
 //   positions       index among the row's tokens that are not padding; padding has 0
 //   scored          positions with a target: the denominator of the loss
 //
@@ -21,7 +21,8 @@ namespace sps {
 
 struct SpecialIds {
   int32_t eot;
-  int32_t pad = -1;  // -1: there is none
+  int32_t pad = -1;         // -1: there is none
+  bool eot_begins = false;  // end of text opens the document behind it instead, and carries a loss
 };
 
 struct Batch {

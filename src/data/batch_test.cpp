@@ -28,6 +28,18 @@ TEST(Batch, DocumentsOfTheSpecsExamples) {
   EXPECT_EQ(padded.scored, 4);
 }
 
+// One id that begins documents instead of ending them: it sees nothing before it, and predicts.
+TEST(Batch, EndOfTextThatBeginsDocuments) {
+  Batch batch;
+  batch.fill(Ids{1, 2, E, 3, E, E, 4, 5}, 7, SpecialIds{E, -1, true});
+  EXPECT_EQ(batch.document_start, (Ids{0, 0, 2, 2, 4, 5, 5}));
+  EXPECT_EQ(batch.targets, (Ids{2, E, 3, E, E, 4, 5}));
+  EXPECT_EQ(batch.scored, 7);
+  batch.fill(Ids{P, E, 3, E, 4}, 4, SpecialIds{E, P, true});
+  EXPECT_EQ(batch.document_start, (Ids{0, 1, 1, 3}));
+  EXPECT_EQ(batch.targets, (Ids{-1, 3, E, 4}));
+}
+
 TEST(Batch, RowsDoNotSeeEachOther) {
   const Batch batch = batch_of({1, 2, E, /**/ 3, 4, 5, /**/ E, 6, 7}, 2);
   EXPECT_EQ(batch.batch, 3);

@@ -85,11 +85,15 @@ void tokenise(const DocumentReader& reader, const Tokenizer& tokenizer, const Pr
         options.split_by == SplitBy::text ? slot.text_key : seeded_hash(options.seed, slot.document.id);
     const TokenType type = token_type_for(tokenizer.vocab_size());
     ids.clear();
-    if (text.size() > kPartBytes)
+    if (tokenizer.bos() >= 0 && tokenizer.bos() != tokenizer.eot()) ids.push_back(tokenizer.bos());
+    if (text.size() > kPartBytes) {
+      append_ids(ids, type, slot.tokens);
+      ids.clear();
       tokenizer.encode_in_parts(text,
                                 [&](std::span<const int32_t> some) { append_ids(some, type, slot.tokens); });
-    else
+    } else {
       tokenizer.encode(text, ids);
+    }
     if (text.capacity() > kKeptBytes) slot.document = {};
     ids.push_back(tokenizer.eot());
     append_ids(ids, type, slot.tokens);

@@ -110,6 +110,7 @@ void check_sizes(const ModelKeys& k) {
   for (const int64_t w : k.pred_ffn) at_most("model.pred_ffn", w, ffn);
   at_most("model.vocab", k.vocab, rows);
   at_most("model.eot", k.eot, rows);
+  at_most("model.bos", k.bos, rows);
   at_most("model.context", k.context, context);
 }
 
@@ -202,6 +203,8 @@ void check_backbone(const ModelConfig& c) {
   if (c.vocab < 2) usage_error("model.vocab = {}: expected at least 2", c.vocab);
   if (c.eot < 0 || c.eot >= c.vocab)
     usage_error("model.vocab = {} is too small: the end-of-text id is {}", c.vocab, c.eot);
+  if (c.bos < -1 || c.bos >= c.vocab)
+    usage_error("model.bos = {}: expected -1 (none) or an id below model.vocab = {}", c.bos, c.vocab);
   if (c.pred_input == PredInput::row && c.has_pred() && (c.pred_row < 0 || c.pred_row >= c.vocab))
     usage_error("model.vocab = {} is too small: pred_input = row starts from row {}", c.vocab, c.pred_row);
   if (!(c.rope_fraction > 0 && c.rope_fraction <= 1))
@@ -336,6 +339,12 @@ bool ModelConfig::full_attention(int64_t block) const {
   return sliding_window == 0 || (full_attention_every > 0 && (block + 1) % full_attention_every == 0);
 }
 
+// Our tokenizers' last id is end of text and the rows behind it are padding; imported ones with a begin of
+// text have both in front.
+int64_t ModelConfig::text_ids() const {
+  return bos >= 0 ? vocab : eot + 1;
+}
+
 int64_t ModelConfig::rotary_width(int64_t block) const {
   if (!full_attention(block)) return head_dim;
   return std::max<int64_t>(2, int64_t(double(head_dim) * rope_fraction / 2 + 0.5) * 2);
@@ -370,6 +379,7 @@ ModelConfig resolve(const ModelKeys& keys) {
   c.context = k.context;
   c.vocab = k.vocab == -1 ? kGpt2Vocab : k.vocab;
   c.eot = k.eot == -1 ? kGpt2Eot : k.eot;
+  c.bos = k.bos;
   c.pred_row = k.pred_row == -1 ? c.eot + 1 : k.pred_row;
 
   positive("model.layers", k.layers);
@@ -428,6 +438,7 @@ ModelKeys keys_of(const ModelConfig& c) {
   k.vocab = c.vocab;
   k.context = c.context;
   k.eot = c.eot;
+  k.bos = c.bos;
   k.pred_row = c.pred_row;
   k.qk_norm = c.qk_norm;
   k.rope_pairs = c.rope_pairs == ops::RopePairs::adjacent ? "adjacent" : "half_split";

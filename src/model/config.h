@@ -55,6 +55,7 @@ struct ModelConfig {
 
   int64_t head_dim = 64, vocab = 0, context = 0;
   int64_t eot = 0;       // end-of-text id: closes its document; positions that read it carry no loss
+  int64_t bos = -1;      // id that every document begins with; -1: none. The same as eot: see eot_begins()
   int64_t pred_row = 0;  // vocabulary row of pred_input = row
   bool qk_norm = false;
   ops::RopePairs rope_pairs = ops::RopePairs::adjacent;
@@ -64,6 +65,10 @@ struct ModelConfig {
   double norm_eps = 1e-6;
 
   bool has_pred() const { return pred.layers > 0; }
+  // One id stands between two documents and belongs to the second: its row predicts that document's first
+  // token and carries a loss. So it is in imported models that were trained with a begin-of-text id alone.
+  bool eot_begins() const { return bos == eot; }
+  int64_t text_ids() const;  // ids of the tokenizer, for FLOPs as published
   bool pred_writes_keys() const { return !xp.empty() || !pp.empty(); }
   bool full_attention(int64_t block) const;   // does this block see past the sliding window?
   int64_t rotary_width(int64_t block) const;  // rotated dimensions of each head
@@ -80,7 +85,7 @@ struct ModelKeys {
   int64_t window = kWindowAuto;  // w of the windowed bands: steps back, the edge included
   int64_t layers = 12, d_model = 768, heads = 12, kv_heads = -1, head_dim = -1;
   std::vector<int64_t> d_ffn;  // one width, or one per state block; empty: 3 * d_model
-  int64_t vocab = -1, context = 4096, eot = -1, pred_row = -1;
+  int64_t vocab = -1, context = 4096, eot = -1, bos = -1, pred_row = -1;
   bool qk_norm = false;
   std::string rope_pairs = "adjacent";
   double rope_theta = 10000, rope_fraction = 1;

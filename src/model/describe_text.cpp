@@ -106,7 +106,9 @@ void model_part(std::string& out, const Description& d) {
     field(out, "loss reads", c.readout == Readout::pred ? "p" : "x");
   }
   field(out, "vocabulary",
-        fmt::format("{} rows, end of text {}, head {}", c.vocab, c.eot, c.tie_head ? "tied" : "of its own"));
+        fmt::format("{} rows, end of text {}{}, head {}", c.vocab, c.eot,
+                    c.bos < 0 ? "" : fmt::format(", begin of text {}", c.bos),
+                    c.tie_head ? "tied" : "of its own"));
   std::string positions = fmt::format("context {}, rotary base {:g}", c.context, c.rope_theta);
   if (c.rope_fraction < 1)
     positions += fmt::format(", {:g} of each head rotated in full-attention blocks", c.rope_fraction);
@@ -263,7 +265,7 @@ void flops_part(std::string& out, const Description& d) {
           fmt::format("one document of {} tokens, a multiply-add is two", grouped(d.options.length)));
   out += fmt::format("  {:<22}{:>16}{:>18}{:>18}\n", "", "published", "required", "executed");
   out += fmt::format("  {:<22}{:>16}{:>18}{:>18}\n", "", "square", "causal area", "causal area");
-  out += fmt::format("  {:<22}{:>16}{:>18}{:>18}\n", "", fmt::format("V {}", c.eot + 1),
+  out += fmt::format("  {:<22}{:>16}{:>18}{:>18}\n", "", fmt::format("V {}", c.text_ids()),
                      fmt::format("V {}", c.vocab), "no dead work");
   const auto row = [&](std::string_view label, double a, double b, double e) {
     if (a == 0 && b == 0 && e == 0) return;

@@ -61,7 +61,7 @@ Flops count(const ModelConfig& c, Area area, double vocab) {
 }  // namespace
 
 Flops flops_published(const ModelConfig& c, int64_t length) {
-  return count(c, {true, length}, double(c.eot + 1));
+  return count(c, {true, length}, double(c.text_ids()));
 }
 
 Flops flops_required(const ModelConfig& c, int64_t length) {

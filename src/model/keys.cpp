@@ -43,6 +43,7 @@ void bind_model(OptionTable& t, ModelKeys& m) {
   t.add("model.vocab", &m.vocab, "vocabulary rows; -1 = from the data, rounded up to 64");
   t.add("model.context", &m.context, "tokens of a training window", at_least<int64_t>(1));
   t.add("model.eot", &m.eot, "end-of-text id; -1 = from the data");
+  t.add("model.bos", &m.bos, "id that every document begins with; -1 = none; may be model.eot itself");
   t.add("model.pred_row", &m.pred_row, "vocabulary row of pred_input = row; -1 = eot + 1");
   t.add("model.qk_norm", &m.qk_norm, "RMS norm of each query and key head before rotation");
   t.add("model.rope_pairs", &m.rope_pairs, "adjacent (the papers) or half_split");

@@ -8,7 +8,7 @@
 namespace sps {
 
 // Windows of a token file are never padded.
-inline SpecialIds special_ids(const ModelConfig& c) { return {int32_t(c.eot), -1}; }
+inline SpecialIds special_ids(const ModelConfig& c) { return {int32_t(c.eot), -1, c.eot_begins()}; }
 
 // Refers to the batch's vectors.
 inline ModelInput model_input(const Batch& b) {

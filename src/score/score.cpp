@@ -15,13 +15,8 @@ Score score_windows(Model& model, const TokenFile& file, const ValidationWindows
                     const Tokenizer* tokenizer, const std::function<void(int64_t done)>& progress) {
   const ModelConfig& c = model.config();
   const int64_t length = c.context;
-  std::vector<int64_t> token_bytes;  // per id, filled as ids turn up
-  if (tokenizer != nullptr) token_bytes.assign(size_t(tokenizer->vocab_size()), -1);
-  const auto bytes_of = [&](int32_t id) {
-    if (size_t(id) >= token_bytes.size()) return int64_t{0};
-    int64_t& n = token_bytes[size_t(id)];
-    if (n < 0) n = int64_t(tokenizer->decode(std::span(&id, 1)).size());
-    return n;
+  const auto bytes_of = [&](int32_t id, int32_t previous) {
+    return tokenizer == nullptr ? 0 : int64_t(tokenizer->text_of(id, previous).size());
   };
 
   Score score;
@@ -35,7 +30,7 @@ Score score_windows(Model& model, const TokenFile& file, const ValidationWindows
     for (size_t r = 0; r < nll.size(); ++r) {
       if (rows.targets[r] < 0) continue;
       score.nll += nll[r];
-      score.bytes += bytes_of(rows.targets[r]);
+      score.bytes += bytes_of(rows.targets[r], rows.tokens[r]);
       ++score.scored;
     }
     if (progress) progress(begin + n);

@@ -46,12 +46,6 @@ const TypeRow& row_of(StoredType type) {
   return kTypes[0];
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text;
-  for (const int64_t d : shape) text += fmt::format("{}{}", text.empty() ? "" : ", ", d);
-  return fmt::format("[{}]", text);
-}
-
 int64_t element_count(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (const int64_t d : shape) {
@@ -151,6 +145,12 @@ size_t stored_size(StoredType type) {
 }
 std::string_view stored_name(StoredType type) {
   return row_of(type).name;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t d : shape) text += fmt::format("{}{}", text.empty() ? "" : ", ", d);
+  return fmt::format("[{}]", text);
 }
 
 std::optional<StoredType> stored_from_name(std::string_view name) {

@@ -48,6 +48,7 @@ size_t stored_size(StoredType type);            // bytes of one element
 std::string_view stored_name(StoredType type);  // as in files: "F32", "BOOL", ...
 std::optional<StoredType> stored_from_name(std::string_view name);
 StoredType stored_type(DType dtype);
+std::string shape_text(const std::vector<int64_t>& shape);  // for errors: "[2, 3]"
 
 // A tensor as it stands in a file, or as it is to be written: dense, row-major.
 struct StoredTensor {

@@ -533,7 +533,7 @@ TEST(MakeTokenizer, FindsWhatIsInAFolder) {
   json bad = small_json();
   bad["model"]["merges"] = {"a b", "a b"};
   dir.write("bad/tokenizer.json", bad.dump());
-  EXPECT_PRED2(mentions, error("bad"), "bad: merge 1 joins");
+  EXPECT_PRED2(mentions, error("bad"), "bad/tokenizer.json: merge 1 joins");
 }
 
 }  // namespace

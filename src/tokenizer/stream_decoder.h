@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "tokenizer/tokenizer.h"
 
@@ -13,15 +14,17 @@ namespace sps {
 
 class StreamDecoder {
  public:
-  // The tokenizer must outlive it.
-  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  // The tokenizer must outlive it. `previous` is the id before the first one; -1: there is none.
+  explicit StreamDecoder(const Tokenizer& tokenizer, int32_t previous = -1)
+      : tokenizer_(&tokenizer), previous_(previous) {}
 
-  std::string feed(int32_t id) { return feed(tokenizer_->token_bytes(id)); }
+  std::string feed(int32_t id) { return feed(tokenizer_->text_of(id, std::exchange(previous_, id))); }
   std::string feed(std::string_view bytes);
   std::string flush();  // what is held back is not continued
 
  private:
   const Tokenizer* tokenizer_;
+  int32_t previous_;
   std::string held_;  // the beginning of a character, at most 3 bytes
 };
 

@@ -5,9 +5,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/hash.h"
 #include "tokenizer/bpe_tokenizer.h"
 #include "tokenizer/load_gpt2_files.h"
+#include "tokenizer/load_score_bpe.h"
+#include "tokenizer/load_sentencepiece.h"
 #include "tokenizer/load_tiktoken.h"
 #include "tokenizer/load_tokenizer_json.h"
 
@@ -16,7 +19,8 @@ namespace sps {
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   std::string bytes;
   bytes.reserve(4 * ids.size());
-  for (const int32_t id : ids) bytes += token_bytes(id);
+  int32_t previous = -1;
+  for (const int32_t id : ids) bytes += text_of(id, std::exchange(previous, id));
   return bytes;
 }
 
@@ -56,25 +60,49 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kUnderstood =
     "bytes, a tokenizer.json, encoder.json with vocab.bpe, vocab.json with merges.txt, a rank file of "
-    "tiktoken, or a "
-    "folder with one of these";
+    "tiktoken, sentencepiece's .model, a tokenizer's .bin of llama2.c, or a folder with one of these";
 
 constexpr std::pair<std::string_view, std::string_view> kGpt2Pairs[] = {{"encoder.json", "vocab.bpe"},
                                                                         {"vocab.json", "merges.txt"}};
 
-BpeModel load_file(const fs::path& file, const TokenizerOptions& options) {
+// What contradicts itself in the model is reported of its file.
+template <class T, class Model>
+std::unique_ptr<Tokenizer> run(Model model, const fs::path& file) {
+  try {
+    return std::make_unique<T>(std::move(model));
+  } catch (const Error& e) {
+    fail("{}: {}", file.string(), e.what());
+  }
+}
+
+std::unique_ptr<Tokenizer> load_json(const fs::path& file, const TokenizerOptions& options) {
+  const MappedFile mapped(file);
+  const std::string_view text(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size());
+  if (is_score_bpe_json(text))
+    return run<ScoreBpeTokenizer>(parse_score_bpe_json(text, file.string(), options), file);
+  return run<BpeTokenizer>(load_tokenizer_json(file, options), file);
+}
+
+std::unique_ptr<Tokenizer> load_file(const fs::path& file, const TokenizerOptions& options) {
   const std::string name = file.filename().string();
   for (const auto& [vocab, merges] : kGpt2Pairs) {
     if (name != vocab && name != merges) continue;
     const fs::path other = file.parent_path() / (name == vocab ? merges : vocab);
     if (!fs::exists(other))
       usage_error("'{}' needs '{}' beside it", file.string(), other.filename().string());
-    return load_gpt2_files(file.parent_path() / vocab, file.parent_path() / merges, options);
+    return run<BpeTokenizer>(
+        load_gpt2_files(file.parent_path() / vocab, file.parent_path() / merges, options), file);
   }
-  return name.ends_with(".json") ? load_tokenizer_json(file, options) : load_tiktoken(file, options);
+  if (name.ends_with(".bin"))
+    return run<ScoreBpeTokenizer>(parse_llama2c_tokenizer(read_text(file), file.string(), options), file);
+  if (name.ends_with(".json")) return load_json(file, options);
+  if (name.ends_with(".model"))
+    if (const std::string bytes = read_text(file); is_sentencepiece(bytes))
+      return run<ScoreBpeTokenizer>(parse_sentencepiece(bytes, file.string(), options), file);
+  return run<BpeTokenizer>(load_tiktoken(file, options), file);
 }
 
-BpeModel load_folder(const fs::path& folder, const TokenizerOptions& options) {
+std::unique_ptr<Tokenizer> load_folder(const fs::path& folder, const TokenizerOptions& options) {
   if (const fs::path file = folder / "tokenizer.json"; fs::exists(file)) return load_file(file, options);
   for (const auto& [vocab, merges] : kGpt2Pairs)
     if (fs::exists(folder / vocab) && fs::exists(folder / merges)) return load_file(folder / vocab, options);
@@ -84,6 +112,8 @@ BpeModel load_folder(const fs::path& folder, const TokenizerOptions& options) {
       ranks.push_back(entry.path());
   if (ranks.size() > 1)
     usage_error("the folder '{}' has {} rank files; name one of them", folder.string(), ranks.size());
+  if (const fs::path file = folder / "tokenizer.bin"; ranks.empty() && fs::exists(file))
+    return load_file(file, options);
   if (ranks.empty())
     usage_error("no tokenizer is in the folder '{}'; understood are {}", folder.string(), kUnderstood);
   return load_file(ranks[0], options);
@@ -99,12 +129,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(std::string_view name_or_path, const T
   if (!folder && !fs::exists(path, ignored))
     usage_error("no tokenizer is called '{}' and no such file is there; understood are {}", name_or_path,
                 kUnderstood);
-  BpeModel model = folder ? load_folder(path, options) : load_file(path, options);
-  try {
-    return std::make_unique<BpeTokenizer>(std::move(model));
-  } catch (const Error& e) {
-    fail("{}: {}", name_or_path, e.what());
-  }
+  return folder ? load_folder(path, options) : load_file(path, options);
 }
 
 }  // namespace sps

@@ -22,6 +22,9 @@ class Tokenizer {
   virtual std::string name() const = 0;
   virtual int32_t vocab_size() const = 0;  // every id is in [0, vocab_size)
   virtual int32_t eot() const = 0;  // end of text: stands after each document, never comes out of encode()
+  // The id that models of this tokenizer read before every text; -1: none. Where it is eot(), one id does
+  // both. It never comes out of encode() either.
+  virtual int32_t bos() const { return -1; }
   virtual void encode(std::string_view text, std::vector<int32_t>& ids) const = 0;  // appends; plain
   virtual void encode(std::string_view text, std::vector<int32_t>& ids, SpecialText special) const = 0;
   // The ids of encode(text), plain, some thousands at a time: for texts whose ids should not all be in
@@ -31,7 +34,10 @@ class Tokenizer {
   // The bytes an id stands for; none for special ids and for numbers that are no id. Lives as long as the
   // tokenizer.
   virtual std::string_view token_bytes(int32_t id) const = 0;
-  std::string decode(std::span<const int32_t> ids) const;  // all their bytes
+  // The same where `previous` stands before the id; -1: nothing does. Some vocabularies begin every text with
+  // a space that is not in it.
+  virtual std::string_view text_of(int32_t id, int32_t /*previous*/) const { return token_bytes(id); }
+  std::string decode(std::span<const int32_t> ids) const;  // the text that they are alone
   virtual std::string fingerprint() const = 0;             // equal exactly when all texts give equal ids
   virtual std::string to_json() const { return ""; }       // as a tokenizer.json; empty: it needs no file
 };
@@ -64,11 +70,13 @@ struct TokenizerOptions {
   std::string pattern{};
 };
 
-// "bytes", or a byte-level BPE by its files:
+// "bytes", or by its files a byte-level BPE:
 //   a tokenizer.json of Hugging Face;
 //   encoder.json or vocab.json, with vocab.bpe or merges.txt beside it;
 //   a rank file of tiktoken;
-//   a folder with one of these sets.
+// or a BPE whose pieces have scores (score_bpe.h):
+//   a .bin of llama2.c, a .model of sentencepiece, or the tokenizer.json that we write of one;
+// or a folder with one of these sets (of the .bin only tokenizer.bin).
 // Usage error if nothing of the kind is there; Error if a file is not what it should be.
 std::unique_ptr<Tokenizer> make_tokenizer(std::string_view name_or_path,
                                           const TokenizerOptions& options = {});

@@ -104,11 +104,9 @@ pid_t writer_of_partial(const std::string& name) {
 
 }  // namespace
 
-void save_checkpoint(const fs::path& run_dir, const Checkpoint& checkpoint) {
+void write_checkpoint(const fs::path& path, const Checkpoint& checkpoint) {
   const CheckpointName name{checkpoint.kind, checkpoint.tokens};
   SPS_CHECK(CheckpointName::parse(name.text()) == name);
-  const fs::path dir = checkpoints_dir(run_dir), path = dir / name.text();
-  make_writable_directory(dir);
   try {
     const TemporaryFolder temporary(temporary_for(path));
     const fs::path& folder = temporary.path();
@@ -126,6 +124,12 @@ void save_checkpoint(const fs::path& run_dir, const Checkpoint& checkpoint) {
   } catch (const Error& e) {
     fail("the checkpoint {} could not be saved: {}", path.string(), e.what());
   }
+}
+
+void save_checkpoint(const fs::path& run_dir, const Checkpoint& checkpoint) {
+  const fs::path dir = checkpoints_dir(run_dir);
+  make_writable_directory(dir);
+  write_checkpoint(dir / CheckpointName{checkpoint.kind, checkpoint.tokens}.text(), checkpoint);
   if (checkpoint.kind == CheckpointKind::rolling) remove_older_rolling(dir, checkpoint.tokens);
 }
 

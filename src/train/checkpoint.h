@@ -22,6 +22,9 @@ struct Checkpoint {
   std::string tokenizer = {};          // text of tokenizer.json; may be empty
 };
 
+// Writes the checkpoint as the folder `path`, replacing one that is there. Its parent must exist.
+void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
+
 // Writes run_dir/checkpoints/<name>, replacing one of the same name; then removes rolling checkpoints that
 // have seen fewer tokens if this is a rolling one. On failure everything that was there before is still
 // there. One process saves to a run at a time.
