@@ -97,21 +97,26 @@ print('; '.join('head dim %s: %.0f %% of cuDNN (forward %.0f, backward %.0f), sp
         note "attention $(cat "$out/attention-$dim.json")"
     done
   fi
-  # Recipe and micro-batch of each row, as in the comparison that docs/benchmarks.md makes.
+  # Recipe, micro-batch and perhaps how much is made again of each row, as in the comparison that docs/benchmarks.md
+  # makes.
   for row in ${GPU_ROWS:-xs_standard_20b:6 xs_sps_w64_20b:6 s_standard_20b:6 s_sps_w64_20b:6 m_standard_20b:6 m_sps_w64_20b:6 \
-    xl_standard_20b:3 xl_sps_w64_20b:3}; do
-    recipe=${row%:*} micro=${row#*:}
+    m_free_pause_20b:6 m_free_pause_pooled_20b:6 m_sequential_12+12_20b:6 xl_standard_20b:3 xl_sps_w64_20b:3 \
+    xl_free_pause_20b:3 xl_free_pause_pooled_20b:3 xl_sequential_24+24_20b:3 xl_sps_w64_20b:3:block}; do
+    IFS=: read -r recipe micro recompute <<<"$row"
+    name=$recipe${recompute:+-$recompute}
     if timeout 90 "$build/sps" bench train "$recipe" train.micro_batch="$micro" train.global_batch="$micro" \
-      model.vocab=50304 model.eot=50256 run.device=cuda --document "${GPU_DOCUMENT:-800}" --no-ceiling \
-      --steps "${GPU_STEPS:-8}" --json \
-      >"$out/train-$recipe.json" 2>"$out/train-$recipe.log"; then
-      note "$recipe: $(python3 -c "
+      train.recompute="${recompute:-none}" model.vocab=50304 model.eot=50256 run.device=cuda \
+      --document "${GPU_DOCUMENT:-800}" --no-ceiling --steps "${GPU_STEPS:-8}" --json \
+      >"$out/train-$name.json" 2>"$out/train-$name.log"; then
+      note "$name: $(python3 -c "
 import json, sys
 r = json.load(open(sys.argv[1]))
-print('%.1f ms, %.0f tokens/s, %.0f TFLOP/s required' % (r['seconds_per_step'] * 1e3, r['tokens_per_second'], r['required_gflops'] / 1e3))" \
-        "$out/train-$recipe.json")"
+print('%.1f ms, %.0f tokens/s, %.0f TFLOP/s required, %.1f GiB used, %.1f forecast' % (
+    r['seconds_per_step'] * 1e3, r['tokens_per_second'], r['required_gflops'] / 1e3, r['memory_used_bytes'] / 2**30,
+    r['memory_forecast_bytes'] / 2**30))" \
+        "$out/train-$name.json")"
     else
-      note "$recipe failed: $(tail -n 1 "$out/train-$recipe.log")"
+      note "$name failed: $(tail -n 1 "$out/train-$name.log")"
     fi
   done
 fi
