@@ -36,41 +36,17 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
     : plan_(make_plan(config, options.eliminate_dead)),
       options_(options),
       params_(describe_parameters(config, options.freeze)),
-      store_(params_.list, options.compute, options.train, options.device) {
+      store_(params_.list, options.compute, options.train, options.device),
+      rope_(config, store_.master(), options.device) {
   SPS_CHECK(options_.max_rows > 0);
   ex_ = exec_on(options_.device);
   memory_ = Arena(activation_bytes(plan_, params_, options_), options_.device);
 
-  const DType acc = store_.master();
-  const auto lay_out_tables = [&](Arena& arena) {
-    const auto table = [&](ops::RopeTable& t, int64_t width) {
-      t.cos = arena.take(acc, config.context, width / 2);
-      t.sin = arena.take(acc, config.context, width / 2);
-      t.pairs = config.rope_pairs;
-    };
-    // Without a sliding window every block is a full one and only the first table is used.
-    const int64_t full_width =
-        std::max<int64_t>(2, int64_t(double(config.head_dim) * config.rope_fraction / 2 + 0.5) * 2);
-    table(rope_full_, full_width);
-    if (config.sliding_window > 0) table(rope_local_, config.head_dim);
-    unit_gain_ = arena.take(acc, 1, config.state.width);
-  };
   Arena planning;
-  lay_out_tables(planning);
-  Arena made(planning.peak(), Device::cpu);
-  lay_out_tables(made);
-  ops::rope_fill(rope_full_, config.rope_theta);
-  if (config.sliding_window > 0) ops::rope_fill(rope_local_, config.rope_theta);
-  ops::fill(Exec{}, unit_gain_, 1);
-  if (options_.device == Device::cpu) {
-    tables_ = std::move(made);
-  } else {
-    tables_ = Arena(planning.peak(), options_.device);
-    const std::array from{rope_full_.cos, rope_full_.sin, rope_local_.cos, rope_local_.sin, unit_gain_};
-    lay_out_tables(tables_);
-    const std::array to{rope_full_.cos, rope_full_.sin, rope_local_.cos, rope_local_.sin, unit_gain_};
-    for (size_t i = 0; i < from.size(); ++i) copy_tensor(from[i], to[i]);
-  }
+  planning.take(store_.master(), 1, config.state.width);
+  unit_gain_memory_ = Arena(planning.peak(), options_.device);
+  unit_gain_ = unit_gain_memory_.take(store_.master(), 1, config.state.width);
+  ops::fill(ex_, unit_gain_, 1);
 
   const auto rows = size_t(options_.max_rows);
   const bool gpu = options_.device == Device::cuda;

@@ -15,6 +15,7 @@
 #include "model/input.h"
 #include "model/parameters.h"
 #include "model/plan.h"
+#include "model/rope_tables.h"
 #include "ops/attention/attention.h"
 #include "tensor/device.h"
 
@@ -172,9 +173,7 @@ class Model {
   Tensor grad(int i) const { return store_.gradient(i); }
   Tensor prediction_start() const;  // the row or vector of a constant start, f32
   Tensor prediction_start_grad() const;
-  const ops::RopeTable& rope(int64_t block) const {
-    return config().full_attention(block) ? rope_full_ : rope_local_;
-  }
+  const ops::RopeTable& rope(int64_t block) const { return rope_.of(config(), block); }
   ops::QkNorm qk_norm(int gain) const;
   Tensor qkv_weight(const BlockParameters& b, bool query, bool keys, bool gradient) const;
 
@@ -183,8 +182,8 @@ class Model {
   ModelOptions options_;
   ModelParameters params_;
   ParameterStore store_;
-  Arena memory_, tables_;
-  ops::RopeTable rope_full_, rope_local_;
+  RopeTables rope_;
+  Arena memory_, unit_gain_memory_;
   Tensor unit_gain_;
   Activations a_;
   Gradients g_;
