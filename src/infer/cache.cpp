@@ -6,10 +6,23 @@ namespace sps {
 
 namespace {
 
+// The pairs with what is kept of them: a ring that would hold every position of a text is none.
+std::vector<KeyPair> kept_pairs(const Plan& plan) {
+  std::vector<KeyPair> pairs = key_pairs(plan);
+  for (KeyPair& pair : pairs) {
+    Horizon& h = pair.horizon;
+    if (h.kind != Horizon::ring) continue;
+    if (h.steps == 0)
+      h = {};
+    else if (h.steps >= plan.config.context - 1)
+      h = {Horizon::persistent, 0};
+  }
+  return pairs;
+}
+
 // Positions of a block of cache memory: of a page, of a ring; 0 where nothing is kept.
 int64_t block_positions(const KeyPair& pair, int64_t page) {
-  if (pair.horizon.kind == Horizon::persistent) return page;
-  return pair.horizon.kind == Horizon::ring ? pair.horizon.steps : 0;
+  return pair.horizon.kind == Horizon::persistent ? page : pair.horizon.steps;
 }
 
 int64_t pair_bytes(const KeyPair& pair, int64_t head_dim, DType dtype) {
@@ -17,42 +30,6 @@ int64_t pair_bytes(const KeyPair& pair, int64_t head_dim, DType dtype) {
 }
 
 }  // namespace
-
-std::vector<KeyPair> key_pairs(const Plan& plan) {
-  const ModelConfig& c = plan.config;
-  std::vector<KeyPair> pairs;
-  const auto add = [&](KeyPair::Source source, int64_t block, int64_t kv_heads,
-                       const std::vector<Band>& readers) {
-    Horizon h = horizon(readers);
-    if (h.kind == Horizon::ring && h.steps == 0) h = {};
-    if (h.kind == Horizon::ring && h.steps >= c.context - 1) h = {Horizon::persistent, 0};
-    pairs.push_back({source, block, kv_heads, h});
-  };
-  // The prediction blocks that read this state level through keys of its own block or of the read head.
-  const auto readers_of = [&](int64_t level) {
-    std::vector<Band> bands;
-    for (int64_t i = 0; i < c.pred.layers && c.read_kv == ReadKv::state; ++i)
-      if (plan.pred[size_t(i)] >= Need::pool && c.levels[size_t(i)] == level) bands.push_back(c.band_px(i));
-    return bands;
-  };
-  for (int64_t j = 0; j < c.state.layers; ++j) {
-    if (plan.state[size_t(j)] == Need::none) continue;
-    std::vector<Band> bands = readers_of(j);
-    if (plan.state[size_t(j)] >= Need::pool) bands.push_back(c.band_xx(j));
-    add(KeyPair::state, j, c.state.kv_heads, bands);
-  }
-  for (int64_t i = 0; i < c.pred.layers; ++i) {
-    if (!plan.pred_keys[size_t(i)]) continue;
-    std::vector<Band> bands;
-    if (plan.pred[size_t(i)] >= Need::pool) bands.push_back(c.pp);
-    if (!c.xp.empty() && plan.state[size_t(i)] >= Need::pool) bands.push_back(c.xp);
-    add(KeyPair::pred, i, c.pred.kv_heads, bands);
-  }
-  for (const Plan::LevelReaders& r : plan.own_readers)
-    for (const int64_t i : r.blocks) add(KeyPair::reader, i, c.pred.kv_heads, {c.band_px(i)});
-  if (plan.read_head) add(KeyPair::read_head, 0, c.state.kv_heads, readers_of(c.state.layers));
-  return pairs;
-}
 
 int64_t needed_pred_rows(const Plan& plan) {
   const ModelConfig& c = plan.config;
@@ -63,7 +40,7 @@ int64_t needed_pred_rows(const Plan& plan) {
 
 CacheSize cache_size(const Plan& plan, DType dtype) {
   CacheSize size;
-  for (const KeyPair& pair : key_pairs(plan)) {
+  for (const KeyPair& pair : kept_pairs(plan)) {
     const int64_t bytes = pair_bytes(pair, plan.config.head_dim, dtype);
     if (pair.horizon.kind == Horizon::persistent) size.bytes_per_position += bytes;
     if (pair.horizon.kind == Horizon::ring) size.bytes_per_sequence += pair.horizon.steps * bytes;
@@ -72,7 +49,7 @@ CacheSize cache_size(const Plan& plan, DType dtype) {
 }
 
 KeyCaches::KeyCaches(const Plan& plan, DType dtype, Device device, const CacheOptions& options)
-    : pairs_(key_pairs(plan)) {
+    : pairs_(kept_pairs(plan)) {
   SPS_CHECK(options.slots > 0 && options.pages > 0 && options.page > 0);
   const auto lay_out = [&](Arena& arena) {
     caches_.clear();

@@ -7,31 +7,20 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "model/plan.h"
+#include "model/key_pairs.h"
 #include "ops/decode_attention/decode_attention.h"
 #include "tensor/arena.h"
 
 namespace sps {
-
-// One pair of keys and values of every position.
-struct KeyPair {
-  enum Source : uint8_t { state, pred, reader, read_head } source = state;
-  int64_t block = 0;     // state block, prediction block (pred, reader); 0 for the read head
-  int64_t kv_heads = 1;  // of head_dim numbers each
-  Horizon horizon;       // a ring has 1 .. context-2 steps; one that would hold all positions is persistent
-};
-
-// The pairs of a model in a fixed order: state blocks, prediction blocks, readers, read head.
-std::vector<KeyPair> key_pairs(const Plan& plan);
 
 // How many of a text's last positions need prediction rows before the next ones can be decoded: all of them
 // (INT64_MAX) where the state reads them, the last where nothing is kept of them, in between where prediction
 // blocks read each other's keys w back: what the last block's kept keys were made of, block by block.
 int64_t needed_pred_rows(const Plan& plan);
 
+// A ring that would hold every position of a text counts as persistent.
 struct CacheSize {
   int64_t bytes_per_position = 0;  // persistent
   int64_t bytes_per_sequence = 0;  // rings
@@ -51,7 +40,7 @@ class KeyCaches {
  public:
   KeyCaches(const Plan& plan, DType dtype, Device device, const CacheOptions& options);
 
-  const std::vector<KeyPair>& pairs() const { return pairs_; }
+  const std::vector<KeyPair>& pairs() const { return pairs_; }  // horizons as they are kept
   const ops::KeyCache& cache(size_t pair) const { return caches_[pair]; }
   int64_t find(KeyPair::Source source, int64_t block) const;  // index of a pair, -1 if there is none
   size_t paged_bytes() const { return paged_bytes_; }

@@ -56,7 +56,8 @@ TEST(KeyPairs, SlidingWindowBlocksKeepTheirWindow) {
   }
   // A window as long as the context is no ring.
   const Plan wide = make_plan(config_for("s", "family=standard sliding_window=4096"));
-  for (const KeyPair& pair : key_pairs(wide)) EXPECT_EQ(pair.horizon.kind, Horizon::persistent);
+  EXPECT_EQ(cache_size(wide, DType::bf16).bytes_per_position, 36 * 1024);
+  EXPECT_EQ(cache_size(wide, DType::bf16).bytes_per_sequence, 0);
 }
 
 // What a pair keeps is at least what any reader looks back to, and the memory is what the plan says.

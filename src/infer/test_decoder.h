@@ -9,11 +9,12 @@
 
 namespace sps {
 
-inline std::unique_ptr<Model> dense_model(const ModelConfig& config, DType dtype, uint64_t seed = 4) {
+inline std::unique_ptr<Model> dense_model(const ModelConfig& config, DType dtype, uint64_t seed = 4,
+                                          double spread = 0.25) {
   ModelOptions options;
   options.compute = dtype, options.max_rows = config.context, options.train = false;
   auto model = std::make_unique<Model>(config, options);
-  lively_weights(*model, seed);
+  lively_weights(*model, seed, spread);
   return model;
 }
 
