@@ -44,6 +44,7 @@ class Decoder {
 
   const Plan& plan() const { return plan_; }
   const DecoderOptions& options() const { return options_; }  // zeros filled in
+  DType dtype() const { return act_; }                        // of caches and products
   DecoderMemory memory() const;
 
   int64_t open();            // a new sequence's slot; -1: all are taken
