@@ -2,7 +2,6 @@
 #include "infer/decoder.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/error.h"
 
@@ -34,9 +33,9 @@ Decoder::Decoder(const ModelConfig& config, const ModelParameters& parameters, c
       caches_(plan_, act_, store.device(), {options_.slots, options_.pages, options_.page}),
       rope_(config, acc_, store.device()),
       slots_(size_t(options_.slots)),
-      free_(size_t(options_.pages)),
+      pool_(options_.pages),
       table_(size_t(options_.slots * per_slot_), 0) {
-  std::iota(free_.rbegin(), free_.rend(), 0);
+  options_.share_prefixes = options_.share_prefixes && !caches_.has_rings();
   most_pred_rows_ = needed_pred_rows_ > options_.step_rows / options_.slots
                         ? (needed_pred_rows_ == 0 ? 0 : options_.step_rows)
                         : options_.slots * needed_pred_rows_;
@@ -57,36 +56,55 @@ DecoderMemory Decoder::memory() const {
   return {caches_.paged_bytes(), caches_.ring_bytes(), memory_.peak() + staged_.size()};
 }
 
-int64_t Decoder::open() {
-  for (size_t s = 0; s < slots_.size(); ++s) {
-    if (slots_[s].open) continue;
-    slots_[s] = {};
-    slots_[s].open = true;
-    return int64_t(s);
+int64_t Decoder::open(std::span<const int32_t> text) {
+  const auto free = std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.open; });
+  if (free == slots_.end()) return -1;
+  const int64_t slot = free - slots_.begin();
+  Slot& s = *free;
+  s = {};
+  s.open = true;
+  if (!options_.share_prefixes) return slot;
+  // At least one id is left to be read: its logits are wanted.
+  while ((s.pages + 1) * options_.page < int64_t(text.size())) {
+    const PagePool::Found found = pool_.find(s.prefix, page_ids(text, s.pages));
+    if (found.page < 0) break;
+    page_of(slot, s.pages++) = found.page;
+    s.prefix = found.prefix;
   }
-  return -1;
+  s.remembered = s.pages;
+  s.length = s.pred_end = s.pages * options_.page;
+  s.ids.assign(text.begin(), text.begin() + s.length);
+  for (int64_t i = 0; i < s.length; ++i)
+    if (text[size_t(i)] == plan_.config.eot) s.document_start = i + 1;
+  return slot;
 }
 
 void Decoder::close(int64_t slot) {
   Slot& s = slots_[size_t(slot)];
   SPS_CHECK(s.open);
-  for (int64_t p = s.pages - 1; p >= 0; --p) free_.push_back(table_[size_t(slot * per_slot_ + p)]);
+  // The last page first: of a text that nobody has any more the beginning is the likeliest to come again.
+  for (int64_t p = s.pages - 1; p >= 0; --p) pool_.give_back(page_of(slot, p));
   s = {};
 }
 
 void Decoder::take_pages(int64_t slot, int64_t positions) {
   Slot& s = slots_[size_t(slot)];
-  for (; s.pages < pages_of(positions); ++s.pages) {
-    SPS_CHECK(!free_.empty());
-    table_[size_t(slot * per_slot_ + s.pages)] = free_.back();
-    free_.pop_back();
-  }
+  for (; s.pages < pages_of(positions); ++s.pages) page_of(slot, s.pages) = pool_.take();
+}
+
+// Once the step that fills them has been issued.
+void Decoder::remember_pages(int64_t slot) {
+  Slot& s = slots_[size_t(slot)];
+  for (; s.remembered < s.length / options_.page; ++s.remembered)
+    s.prefix = pool_.remember(page_of(slot, s.remembered), s.prefix, page_ids(s.ids, s.remembered));
 }
 
 Tensor Decoder::step(std::span<const Run> runs) {
   SPS_CHECK(!runs.empty() && int64_t(runs.size()) <= options_.slots);
   put_lists(runs);
   forward();
+  if (options_.share_prefixes)
+    for (const Run& run : runs) remember_pages(run.slot);
   return readout();
 }
 
@@ -132,6 +150,7 @@ void Decoder::put_lists(std::span<const Run> runs) {
     SPS_CHECK(s.length + count <= c.context);
     take_pages(run.slot, s.length + count);
     longest = std::max(longest, count);
+    if (options_.share_prefixes) s.ids.insert(s.ids.end(), run.tokens.begin(), run.tokens.end());
     const int64_t first_pred = s.length + count - preds;
     if (preds > 0 && first_pred != s.pred_end) s.pred_first = first_pred;
     slot[r] = int32_t(run.slot);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "infer/cache.h"
+#include "infer/page_pool.h"
 #include "model/parameters.h"
 #include "model/rope_tables.h"
 #include "tensor/device.h"
@@ -27,6 +28,10 @@ struct DecoderOptions {
   int64_t pages = 0;      // of cache memory for all of them; 0: enough for `slots` whole contexts
   int64_t page = 64;      // positions of a page
   int64_t step_rows = 0;  // most positions of a step; 0: 512, at least one for each slot
+  // Texts that begin alike share the full pages of what is equal, also with texts that have been closed. Not
+  // where something is kept in rings: a ring holds the end of a text alone, and cannot be made without the
+  // keys before it.
+  bool share_prefixes = true;
 };
 
 struct DecoderMemory {
@@ -47,11 +52,13 @@ class Decoder {
   DType dtype() const { return act_; }                        // of caches and products
   DecoderMemory memory() const;
 
-  int64_t open();            // a new sequence's slot; -1: all are taken
+  // A new sequence's slot; -1: all are taken. `text`: ids that will be its first ones; as many as are found
+  // in pages of other sequences (never all) have been read already, see length().
+  int64_t open(std::span<const int32_t> text = {});
   void close(int64_t slot);  // its pages are free again
   int64_t length(int64_t slot) const { return slots_[size_t(slot)].length; }
   int64_t pages_of(int64_t positions) const { return (positions + options_.page - 1) / options_.page; }
-  int64_t free_pages() const { return int64_t(free_.size()); }
+  int64_t free_pages() const { return pool_.available(); }
 
   struct Run {
     int64_t slot = 0;
@@ -67,7 +74,9 @@ class Decoder {
     bool open = false;
     int64_t length = 0, document_start = 0;
     int64_t pred_first = 0, pred_end = 0;  // positions of the latest unbroken stretch of prediction rows
-    int64_t pages = 0;
+    int64_t pages = 0, remembered = 0;     // the first of them may be shared
+    PagePool::Prefix prefix = PagePool::kStart;  // where the remembered ones end
+    std::vector<int32_t> ids;                    // of the text so far, where prefixes are shared
   };
   static constexpr BlockParameters kNoBlock{};
   // The rows of both streams in a buffer: x, and p behind it. `both` is all of them where they are equally
@@ -99,6 +108,11 @@ class Decoder {
   }
   void put_lists(std::span<const Run> runs);
   void take_pages(int64_t slot, int64_t positions);
+  void remember_pages(int64_t slot);
+  int32_t& page_of(int64_t slot, int64_t page) { return table_[size_t(slot * per_slot_ + page)]; }
+  std::span<const int32_t> page_ids(std::span<const int32_t> ids, int64_t page) const {
+    return ids.subspan(size_t(page * options_.page), size_t(options_.page));
+  }
 
   void forward();
   void start_prediction();
@@ -135,7 +149,8 @@ class Decoder {
   KeyCaches caches_;
   RopeTables rope_;
   std::vector<Slot> slots_;
-  std::vector<int32_t> free_, table_;  // pages that nobody has; pages of each slot
+  PagePool pool_;
+  std::vector<int32_t> table_;  // pages of each slot
 
   Arena memory_;
   Buffers b_;

@@ -16,7 +16,7 @@ DecoderOptions decoder_options(const EngineOptions& o) {
     usage_error("cache_tokens = {}: expected 0 (whole contexts) or more", o.cache_tokens);
   if (o.step_rows < 0) usage_error("step_rows = {}: expected 0 (automatic) or more", o.step_rows);
   return {o.max_sequences, o.cache_tokens == 0 ? 0 : (o.cache_tokens + o.page - 1) / o.page, o.page,
-          o.step_rows};
+          o.step_rows, o.share_prefixes};
 }
 
 }  // namespace
@@ -92,8 +92,11 @@ void Engine::admit() {
          reserved_ + waiting_.front()->reserved <= decoder_.options().pages) {
     live_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
-    live_.back()->slot = decoder_.open();
-    reserved_ += live_.back()->reserved;
+    Text& text = *live_.back();
+    text.slot = decoder_.open(text.ids);
+    text.fed = decoder_.length(text.slot);
+    shared_positions_ += text.fed;
+    reserved_ += text.reserved;
   }
 }
 
@@ -183,6 +186,7 @@ EngineMemory Engine::memory() const {
   m.bytes_per_position = size.bytes_per_position, m.bytes_per_sequence = size.bytes_per_sequence;
   m.pages = decoder_.options().pages, m.used_pages = m.pages - decoder_.free_pages(),
   m.reserved_pages = reserved_;
+  m.shared_positions = shared_positions_;
   m.live = int64_t(live_.size()), m.waiting = int64_t(waiting_.size());
   return m;
 }

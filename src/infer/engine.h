@@ -18,10 +18,11 @@
 namespace sps {
 
 struct EngineOptions {
-  int64_t max_sequences = 8;  // generated at the same time
-  int64_t cache_tokens = 0;   // positions of cache memory for all of them; 0: max_sequences whole contexts
-  int64_t page = 64;          // positions of a page
-  int64_t step_rows = 0;      // most positions of a step; 0: see DecoderOptions
+  int64_t max_sequences = 8;   // generated at the same time
+  int64_t cache_tokens = 0;    // positions of cache memory for all of them; 0: max_sequences whole contexts
+  int64_t page = 64;           // positions of a page
+  int64_t step_rows = 0;       // most positions of a step; 0: see DecoderOptions
+  bool share_prefixes = true;  // see DecoderOptions
 };
 
 struct Request {
@@ -56,6 +57,7 @@ struct EngineMemory {
   int64_t bytes_per_sequence = 0;  // of rings
   int64_t pages = 0, used_pages = 0,
           reserved_pages = 0;     // reserved: what live texts may still grow to, used included
+  int64_t shared_positions = 0;   // of prompts, found in pages of texts before
   int64_t live = 0, waiting = 0;  // texts
 };
 
@@ -72,6 +74,7 @@ class Engine {
   bool cancel(int64_t handle);
   // One step. Texts whose prompt has been read get one id each; they come in the order in which they joined.
   std::vector<Drawn> step();
+  int64_t waiting() const { return int64_t(waiting_.size()); }
   bool idle() const { return waiting_.empty() && live_.empty(); }
 
   const ModelConfig& config() const { return decoder_.plan().config; }
@@ -95,6 +98,7 @@ class Engine {
 
   Decoder decoder_;
   int64_t next_handle_ = 0, reserved_ = 0;  // pages
+  int64_t shared_positions_ = 0;
   std::deque<std::unique_ptr<Text>> waiting_;
   std::vector<std::unique_ptr<Text>> live_;  // in the order in which they joined
   std::vector<float> logits_;

@@ -116,6 +116,40 @@ TEST_P(EngineTest, CompanyChangesNothing) {
   }
 }
 
+// A prompt that begins like one before finds its pages, also when their text has ended, unless rings are
+// kept; what it becomes is the same to the bit. Few pages, so that what was remembered is forgotten again.
+TEST_P(EngineTest, SharedPrefixesChangeNothing) {
+  const auto model = dense_model(resolve(GetParam().keys), DType::bf16);
+  const std::vector<int32_t> start{4, 8, kEot, 1, 3, 2, 6, 5};
+  std::vector<Request> all;
+  for (int32_t i = 0; i < 12; ++i) {
+    Request r;
+    r.prompt.assign(start.begin(), start.begin() + std::ptrdiff_t(i % 5 == 4 ? 1 : i % 3 == 2 ? 5 : 8));
+    if (i % 2 == 1) r.prompt.push_back(i);
+    r.options.max_new = 3, r.options.stop_at_eot = false, r.log_probabilities = true;
+    r.options.sampling = {.temperature = 1, .seed = uint64_t(i)};
+    all.push_back(r);
+  }
+  std::map<int64_t, Text> texts[2];
+  for (const bool share : {false, true}) {
+    Engine engine =
+        engine_of(*model, {.max_sequences = 2, .cache_tokens = 26, .page = 2, .share_prefixes = share});
+    for (const Request& r : all) engine.add(r);
+    texts[share] = run(engine);
+    const KeyCaches caches(model->plan(), DType::bf16, Device::cpu, {});
+    if (share)
+      EXPECT_EQ(engine.memory().shared_positions > 20, !caches.has_rings());
+    else
+      EXPECT_EQ(engine.memory().shared_positions, 0);
+    EXPECT_EQ(engine.memory().used_pages, 0);
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(texts[1][int64_t(i)].ids, texts[0][int64_t(i)].ids) << "request " << i;
+    EXPECT_EQ(texts[1][int64_t(i)].log_probabilities, texts[0][int64_t(i)].log_probabilities)
+        << "request " << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, EngineTest, testing::ValuesIn(test_models()), test_name);
 
 class OneEngine : public testing::Test {

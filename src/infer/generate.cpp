@@ -5,7 +5,7 @@
 namespace sps {
 
 std::vector<int32_t> generate(Model& model, std::span<const int32_t> prompt, const GenerateOptions& options,
-                              const std::function<void(int32_t)>& each) {
+                              const EachId& each) {
   const ModelConfig& c = model.config();
   std::vector<int32_t> ids = checked_prompt(c, prompt, options);
   const auto length = std::ptrdiff_t(ids.size());
@@ -27,7 +27,7 @@ std::vector<int32_t> generate(Model& model, std::span<const int32_t> prompt, con
     if (id == c.eot) break;
     ids.push_back(id);
     seen[size_t(id)] = true;
-    if (each) each(id);
+    if (each && !each(id, logits)) break;
   }
   return {ids.begin() + length, ids.end()};
 }

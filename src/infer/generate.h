@@ -9,8 +9,11 @@
 
 namespace sps {
 
-// Returns the new ids; `each` sees every one as it is drawn. Errors as checked_prompt says.
+// Sees an id as it is drawn, with the logits it was drawn from; false ends the text.
+using EachId = std::function<bool(int32_t id, std::span<const float> logits)>;
+
+// Returns the new ids. Errors as checked_prompt says.
 std::vector<int32_t> generate(Model& model, std::span<const int32_t> prompt, const GenerateOptions& options,
-                              const std::function<void(int32_t)>& each = {});
+                              const EachId& each = {});
 
 }  // namespace sps

@@ -57,7 +57,7 @@ int32_t NextId::draw(std::span<const float> logits, const std::vector<bool>& for
   if (best < 0) fail("no id is left to choose from: every logit is -inf or forbidden");
   if (options_.temperature == 0) return best;
 
-  if (options_.top_k > 0) keep_top_k();
+  if (options_.top_k > 0 && size_t(options_.top_k) < order_.size()) keep_top_k();
   largest_ = logits_[size_t(best)];
   if (options_.top_p < 1) keep_top_p();
   weights_.clear();
@@ -80,10 +80,9 @@ int32_t NextId::draw(std::span<const float> logits, const std::vector<bool>& for
 }
 
 void NextId::keep_top_k() {
-  const size_t keep = std::min(order_.size(), size_t(options_.top_k));
-  std::partial_sort(order_.begin(), order_.begin() + std::ptrdiff_t(keep), order_.end(),
+  std::partial_sort(order_.begin(), order_.begin() + options_.top_k, order_.end(),
                     [&](int32_t a, int32_t b) { return larger(a, b); });
-  order_.resize(keep);
+  order_.resize(size_t(options_.top_k));
 }
 
 // The candidates are put in order piece by piece: the set is usually a small part of the vocabulary.

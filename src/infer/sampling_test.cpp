@@ -238,7 +238,7 @@ TEST(Sampling, LogProbabilitiesAreTheModelsOwn) {
 // deviations above are about one in ten million for the f of these cases.
 TEST(Sampling, FrequenciesPassAChiSquareTest) {
   constexpr size_t kIds = 300;
-  constexpr int kDraws = 60000;
+  constexpr int kDraws = 30000;
   const Rng rng(1, "logits");
   std::vector<float> logits;
   std::vector<bool> forbidden(kIds), seen(kIds);
