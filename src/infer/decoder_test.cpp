@@ -153,5 +153,25 @@ TEST(Decoder, LongerTextsOfWiderModels) {
   }
 }
 
+// A batch whose rows and keys are cut into pieces for the threads.
+TEST(Decoder, ThreadsChangeNothing) {
+  ModelKeys keys = small_keys("sps", 16);
+  keys.context = 200, keys.d_model = 128, keys.heads = 2, keys.d_ffn = {320};
+  const ModelConfig c = resolve(keys);
+  const std::vector<std::vector<int32_t>> texts{random_text(c, 200, 1, false), random_text(c, 90, 2, false)};
+  const int before = thread_count();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto model = dense_model(c, dtype, 4, 0.09);
+    Logits made[2];
+    for (const int threads : {1, 2}) {
+      set_thread_count(threads);
+      Decoder decoder(c, model->parameters(), model->store(), {.slots = 2, .page = 16, .step_rows = 120});
+      made[threads - 1] = decode(decoder, texts, {{0, 20}, {100, 60}, 60});
+    }
+    EXPECT_TRUE(made[0] == made[1]) << dtype_name(dtype);
+  }
+  set_thread_count(before);
+}
+
 }  // namespace
 }  // namespace sps

@@ -288,9 +288,23 @@ class Decode {
       if (s.begin < s.end) begin = std::min(begin, s.begin), end = std::max(end, s.end);
       seen.push_back(s);
     }
-    const T *k[kBlock], *v[kBlock];
-    for (int64_t block = begin / kBlock * kBlock; block < end; block += kBlock) {
-      find_keys(tile, part.set, std::max(begin, block), std::min(end, block + kBlock), block, k, v);
+    const T *keys[2][kBlock], *values[2][kBlock];
+    const auto find = [&](int64_t block, bool which) {
+      find_keys(tile, part.set, std::max(begin, block), std::min(end, block + kBlock), block, keys[which],
+                values[which]);
+    };
+    const auto ask_for = [&](int64_t block, const T* const* rows) {
+      for (int64_t j = std::max(begin, block); j < std::min(end, block + kBlock); ++j)
+        prefetch(rows[j - block], shape_.head_dim);
+    };
+    bool which = false;
+    if (begin < end) find(begin / kBlock * kBlock, which);
+    for (int64_t block = begin / kBlock * kBlock; block < end; block += kBlock, which = !which) {
+      // Memory brings the values while the scores are computed, and the next keys while the values are added
+      // up.
+      const T *const *k = keys[which], *const *v = values[which];
+      ask_for(block, v);
+      if (block + kBlock < end) find(block + kBlock, !which), ask_for(block + kBlock, keys[!which]);
       for (size_t n = 0; n < queries.size();) {
         const auto inside = [&](size_t i) {
           return KeyInterval{std::max(seen[i].begin, block) - block,
@@ -321,16 +335,20 @@ class Decode {
     const DecodeKeys& keys = keys_[set];
     const StepRows& rows = step_.stream[size_t(keys.stream)];
     const int64_t own = rows.begin[tile.run], slot = step_.slot[tile.run], hd = shape_.head_dim;
-    for (int64_t j = begin; j < end; ++j) {
-      if (j < own) {
-        const int64_t at = cache_row(keys.cache, step_.table, shape_.kv_heads, slot, tile.head, j);
-        k[j - block] = keys.cache.k.template row<T>(at), v[j - block] = keys.cache.v.template row<T>(at);
-      } else {
-        const int64_t at = rows.row[tile.run] + j - own;
-        k[j - block] = keys.k.template row<T>(at) + tile.head * hd;
-        v[j - block] = keys.v.template row<T>(at) + tile.head * hd;
-      }
+    const auto stretch = [&](int64_t from, int64_t to, const Tensor& keys_of, const Tensor& values_of,
+                             int64_t row, int64_t col) {
+      const T *key = keys_of.row<T>(row) + col, *value = values_of.row<T>(row) + col;
+      for (int64_t j = from; j < to; ++j, key += keys_of.stride, value += values_of.stride)
+        k[j - block] = key, v[j - block] = value;
+    };
+    int64_t j = begin;
+    while (j < std::min(own, end)) {  // as far as a block of the cache goes
+      const int64_t stop = std::min({end, own, j + keys.cache.rows - j % keys.cache.rows});
+      const int64_t at = cache_row(keys.cache, step_.table, shape_.kv_heads, slot, tile.head, j);
+      stretch(j, stop, keys.cache.k, keys.cache.v, at, 0);
+      j = stop;
     }
+    if (j < end) stretch(j, end, keys.k, keys.v, rows.row[tile.run] + j - own, tile.head * hd);
   }
 
   // Queries n .. n + N - 1 see keys [at.begin, at.end) of the block.

@@ -14,9 +14,9 @@ namespace {
 
 constexpr int64_t kRows = 64, kCols = 32;  // of a piece of work
 
-// sums[r * (kFloats / Rows) + c] = x[r] . w[c]
+// sums[r * (kFloats / Rows) + c] = x[r] . w[c]. Asks for what lies `ahead` of the weights.
 template <class T, int Rows>
-void dots(const T* x, int64_t x_stride, const T* const* w, int64_t k, float* sums) {
+void dots(const T* x, int64_t x_stride, const T* const* w, int64_t k, int64_t ahead, float* sums) {
   constexpr int cols = kFloats / Rows;
   Floats sum[kFloats] = {};
   const auto step = [&](auto&& load, int64_t i) __attribute__((always_inline)) {
@@ -26,6 +26,7 @@ void dots(const T* x, int64_t x_stride, const T* const* w, int64_t k, float* sum
 #pragma GCC unroll 16
     for (int c = 0; c < cols; ++c) {
       const Floats b = load(w[c] + i);
+      __builtin_prefetch(w[c] + ahead + i);
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) sum[r * cols + c] += a[r] * b;
     }
@@ -48,7 +49,7 @@ void columns(Tensor x, Tensor w, Tensor y, int64_t row, int64_t begin, int64_t e
   for (int64_t col = begin; col < end; col += cols) {
     // Past the last column the last one is computed again and not stored.
     for (int64_t c = 0; c < cols; ++c) weights[c] = w.row<T>(std::min(col + c, end - 1));
-    dots<T, Rows>(x.row<T>(row), x.stride, weights, x.cols, sums);
+    dots<T, Rows>(x.row<T>(row), x.stride, weights, x.cols, cols * w.stride, sums);
     for (int64_t r = 0; r < Rows; ++r)
       for (int64_t c = 0; c < std::min<int64_t>(cols, end - col); ++c)
         y.row<Y>(row + r)[col + c] = from_f32<Y>(sums[r * cols + c]);
@@ -62,11 +63,15 @@ void product(Tensor x, Tensor w, Tensor y) {
   parallel_for(row_pieces * pieces(w.rows, kCols), [&](int64_t i) {
     const int64_t first = i % row_pieces * kRows, last = std::min(first + kRows, x.rows);
     const int64_t begin = i / row_pieces * kCols, end = std::min(begin + kCols, w.rows);
-    // Few columns at a time meet all rows, so that they come from memory once.
+    // Few columns at a time meet all rows, so that they come from memory once and stay in the first-level
+    // cache.
+    const int64_t fours = (last - first) / 4 * 4 + first;
     for (int64_t col = begin; col < end; col += kFloats) {
       const int64_t stop = std::min<int64_t>(col + kFloats, end);
-      int64_t row = first;
-      for (; row + 4 <= last; row += 4) columns<T, Y, 4>(x, w, y, row, col, stop);
+      for (int64_t c = col; c < stop; c += kFloats / 4)
+        for (int64_t row = first; row < fours; row += 4)
+          columns<T, Y, 4>(x, w, y, row, c, std::min<int64_t>(c + kFloats / 4, stop));
+      int64_t row = fours;
       if (row + 2 <= last) columns<T, Y, 2>(x, w, y, row, col, stop), row += 2;
       if (row < last) columns<T, Y, 1>(x, w, y, row, col, stop);
     }
