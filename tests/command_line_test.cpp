@@ -341,8 +341,8 @@ TEST_F(EndToEnd, AFileOfPrompts) {
   dir_->write("prompts.jsonl", lines);
   const Arguments common{"--tokens", "12", "--dtype", "f32", "--temperature", "0.9", "--log-probabilities"};
   for (const char* sequences : {"1", "3"}) {
-    const Outcome o = sps(*dir_, Arguments{"generate", "one", "--file", "prompts.jsonl", "--sequences", sequences,
-                                           "--seed", "7", "--memory"} +
+    const Outcome o = sps(*dir_, Arguments{"generate", "one", "--file", "prompts.jsonl", "--sequences",
+                                           sequences, "--seed", "7", "--memory"} +
                                      common);
     ASSERT_EQ(o.status, 0) << o.err;
     EXPECT_PRED2(mentions, o.err, "bytes a token");

@@ -7,7 +7,8 @@
 // (CPU). An end of text in a sequence hides everything before it, positions go on.
 //
 // Every operation is issued on the device in order, lists of numbers lie in its memory, and for the same
-// counts of rows a step issues the same operations whatever the lengths and places of the sequences.
+// counts of rows a step issues the same operations whatever the lengths and places of the sequences. All of
+// them but decode_attention have code for GPUs; until that has, weights on a GPU are refused (SPS_CHECK).
 #pragma once
 
 #include <array>

@@ -16,7 +16,7 @@
 // Shapes    q, o [rows of the stream, heads*head_dim]; a set's k, v [rows of its stream, kv_heads*head_dim].
 //           Query head h reads key head h / (heads / kv_heads). All lists are int32 in the device's memory.
 // Types     q, k, v, o and the cache of one act dtype (f32, bf16; f64 in the reference). Softmax in f32.
-// Errors    shapes are SPS_CHECKed; a band must not reach further back than a ring.
+// Errors    CPU alone. Shapes are SPS_CHECKed; a band must not reach further back than a ring.
 //
 // The bits of a row depend on its query, the keys it sees and their positions: not on how a sequence is cut
 // into steps, on the other rows of the step, or on the number of threads. A row that sees nothing gives
