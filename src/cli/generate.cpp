@@ -96,7 +96,7 @@ class Generation {
     Request request;
     tokenizer_.encode(document.text, request.prompt);
     request.options = args_.options;
-    request.options.sampling.seed += uint64_t(begun_);
+    request.options.sampling.seed += uint64_t(begun_);  // of a file, each prompt draws for itself
     request.log_probabilities = args_.log_probabilities;
     try {
       checked_prompt(model_.config(), request.prompt, request.options);
@@ -230,15 +230,15 @@ void add_generate(CLI::App& app) {
   auto args = std::make_shared<GenerateArguments>();
   CLI::App* cmd = app.add_subcommand("generate", "Continue a prompt, or a file of them");
   cmd->footer(
-      "Examples:\n  sps generate runs/demo_sps_w16_tok_4m --prompt 'The list' --tokens 200 --temperature "
-      "0.8\n"
-      "  sps generate runs/demo_sps_w16_tok_4m --file prompts.jsonl --stop '\n' > texts.jsonl");
+      "Texts of a file are generated together and printed in its order; prompt i draws with seed + i.\n"
+      "Examples:\n"
+      "  sps generate runs/demo_sps_w16_tok_4m --prompt 'The list' --tokens 200 --temperature 0.8\n"
+      "  sps generate runs/demo_sps_w16_tok_4m --file prompts.jsonl --stop . > texts.jsonl");
   cmd->add_option("checkpoint", args->checkpoint, "Checkpoint, or run directory (its latest)")->required();
   CLI::Option* prompt =
       cmd->add_option("-p,--prompt", args->prompt, "Text to continue; empty starts a new document");
   cmd->add_option("--file", args->file,
-                  "Prompts: JSON lines with a field 'prompt', or a text file, which is one; - = standard "
-                  "input. Prints one JSON object each, in their order; prompt i draws with seed + i")
+                  "Prompts: JSON lines (field 'prompt') or one text; - = standard input. Prints JSON lines")
       ->excludes(prompt);
   cmd->add_option("-n,--tokens", args->options.max_new, "New tokens at the most")->capture_default_str();
   SamplingOptions& sampling = args->options.sampling;

@@ -8,7 +8,7 @@ namespace sps {
 
 // One pair of keys and values of every position.
 struct KeyPair {
-  enum Source : uint8_t { state, read_head, pred, reader } source = state;
+  enum Source : uint8_t { state, pred, reader, read_head } source = state;
   int64_t block = 0;     // state block; prediction block (pred, reader); 0 for the read head
   int64_t kv_heads = 1;  // of head_dim numbers each, keys and values
   Horizon horizon;       // of all its readers
