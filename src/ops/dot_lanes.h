@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/bf16.h"
+#include "ops/vec.h"
 
 namespace sps::ops {
 
@@ -24,11 +25,15 @@ typedef float Floats __attribute__((vector_size(4 * kFloats)));
   return v;
 }
 [[gnu::always_inline]] inline Floats load_floats(const bf16* p) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  return load_lanes(p, AllLanes{});  // GCC 12 widens a vector of its own in two halves
+#else
   typedef uint16_t Halves __attribute__((vector_size(2 * kFloats)));
   typedef uint32_t Words __attribute__((vector_size(4 * kFloats)));
   Halves half;
   std::memcpy(&half, p, sizeof half);
   return reinterpret_cast<Floats>(__builtin_convertvector(half, Words) << 16);
+#endif
 }
 // The first n numbers at p, zeros behind them.
 template <class T>
