@@ -125,6 +125,12 @@ std::vector<Mistake> mistakes() {
       {"temperature_not_a_number", generate({"--temperature", "nan"}), 2, {"temperature"}},
       {"top_p_zero", generate({"--top-p", "0"}), 2, {"top_p = 0"}},
       {"top_k_below_zero", generate({"--top-k", "-2"}), 2, {"top_k = -2"}},
+      {"min_p_above_one", generate({"--min-p", "1.5"}), 2, {"min_p = 1.5"}},
+      {"repetition_penalty_zero", generate({"--repetition-penalty", "0"}), 2, {"repetition_penalty = 0"}},
+      {"empty_stop_string", generate({"--stop", ""}), 2, {"stop string is empty"}},
+      {"no_sequences", generate({"--sequences", "0"}), 2, {"--sequences"}},
+      {"missing_prompts", generate({"--file", "nowhere.jsonl"}), 1, {"nowhere.jsonl"}},
+      {"prompts_and_prompt", generate({"--file", "nowhere.jsonl", "--prompt", "a"}), 2, {"--file"}},
       {"unknown_tokenizer", generate({"--tokenizer", "words"}), 2, {"words", "bytes"}},
       // Preparation.
       {"prepare_missing_file", {"prepare", "nowhere.txt", "--out", "new"}, 1, {"nowhere.txt"}},

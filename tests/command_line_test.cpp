@@ -332,6 +332,51 @@ TEST_F(EndToEnd, GenerationIsDeterministic) {
   EXPECT_EQ(text.out, "the list" + greedy.at("text").get<std::string>() + "\n");
 }
 
+// Every prompt of a file becomes what it becomes alone, in the order of the file, whatever runs beside it.
+TEST_F(EndToEnd, AFileOfPrompts) {
+  const std::vector<std::string> prompts{"the list", "a", "item 12 of the", "the list", "words and"};
+  std::string lines;
+  for (size_t i = 0; i < prompts.size(); ++i)
+    lines += nlohmann::json{{"prompt", prompts[i]}, {"id", fmt::format("p{}", i)}}.dump() + "\n";
+  dir_->write("prompts.jsonl", lines);
+  const Arguments common{"--tokens", "12", "--dtype", "f32", "--temperature", "0.9", "--log-probabilities"};
+  for (const char* sequences : {"1", "3"}) {
+    const Outcome o = sps(*dir_, Arguments{"generate", "one", "--file", "prompts.jsonl", "--sequences",
+                                           sequences, "--seed", "7", "--memory"} +
+                                     common);
+    ASSERT_EQ(o.status, 0) << o.err;
+    EXPECT_PRED2(mentions, o.err, "bytes a token");
+    std::istringstream out(o.out);
+    std::string line;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      ASSERT_TRUE(std::getline(out, line));
+      auto made = nlohmann::json::parse(line);
+      EXPECT_EQ(made.at("id"), fmt::format("p{}", i));
+      made.erase("id");
+      EXPECT_EQ(made.at("log_probabilities").size(), made.at("new_tokens"));
+      EXPECT_EQ(made, json_of(*dir_, Arguments{"generate", "one", "--prompt", prompts[i], "--seed",
+                                               std::to_string(7 + i)} +
+                                         common));
+    }
+    EXPECT_FALSE(std::getline(out, line));
+  }
+}
+
+TEST_F(EndToEnd, RulesOfChoosing) {
+  const auto whole = json_of(*dir_, generate({}));
+  const std::string text = whole.at("text");
+  ASSERT_GT(text.size(), 8u);
+  EXPECT_EQ(json_of(*dir_, generate({"--temperature", "0.7", "--min-p", "1"})).at("text"), text);
+  EXPECT_NE(json_of(*dir_, generate({"--repetition-penalty", "5"})).at("text"), text);
+  // A stop string of two bytes from the middle; the text ends before its first place.
+  const std::string stop = text.substr(6, 2);
+  const auto stopped = json_of(*dir_, generate({"--stop", "no such text", "--stop", stop}));
+  EXPECT_EQ(stopped.at("text"), text.substr(0, text.find(stop)));
+  EXPECT_EQ(stopped.at("finish"), "stop_string");
+  const Outcome shown = sps(*dir_, generate({"--stop", stop}));
+  EXPECT_EQ(shown.out, "the list" + text.substr(0, text.find(stop)) + "\n");
+}
+
 // The prediction row and the rows that pad the vocabulary are ids without text: none may be drawn, however
 // hot.
 TEST_F(EndToEnd, EveryNewTokenIsAByte) {

@@ -1,11 +1,18 @@
+#include <unistd.h>
+
 #include <cstdio>
+#include <map>
 #include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/threads.h"
 #include "cli/cli.h"
+#include "data/documents.h"
+#include "infer/engine.h"
 #include "infer/generate.h"
+#include "infer/stop_strings.h"
 #include "model/load.h"
 #include "tokenizer/stream_decoder.h"
 #include "tokenizer/tokenizer.h"
@@ -15,10 +22,12 @@ namespace sps {
 namespace {
 
 struct GenerateArguments {
-  std::string checkpoint, prompt, tokenizer, dtype = "auto", device = "auto";
+  std::string checkpoint, prompt, file, tokenizer, dtype = "auto", device = "auto";
   GenerateOptions options;
+  std::vector<std::string> stops;
+  int64_t sequences = 8;
   int threads = 0;
-  bool json = false;
+  bool json = false, log_probabilities = false, memory = false;
 };
 
 // The one that was asked for, the checkpoint's own, or bytes where the model was trained on those.
@@ -41,66 +50,232 @@ std::unique_ptr<Tokenizer> tokenizer_for(const std::string& given, const LoadedM
   return tokenizer;
 }
 
+std::vector<int32_t> prompt_ids(const ModelConfig& c, const Tokenizer& tokenizer, std::string_view text) {
+  std::vector<int32_t> ids;
+  if (c.bos >= 0) ids.push_back(int32_t(c.bos));
+  tokenizer.encode(text, ids);
+  return ids;
+}
+
+// A prompt and what has become of it.
+struct Job {
+  Document document;
+  int32_t previous = -1;  // the last id of prompt and text
+  size_t prompt_tokens = 0, new_tokens = 0;
+  StopStrings stops;
+  std::string text, finish;
+  std::vector<double> log_probabilities;
+};
+
+class Generation {
+ public:
+  Generation(const GenerateArguments& args, LoadedModel& loaded, const Tokenizer& tokenizer)
+      : args_(args), model_(*loaded.model), tokenizer_(tokenizer), terminal_(tokenizer) {}
+
+  // `next` gives the prompts. On a CPU all texts grow together; on a GPU one after the other, each
+  // recomputed.
+  void run(const std::function<bool(Document&)>& next, const EngineOptions& options) {
+    if (model_.options().device == Device::cuda) return recompute(next);
+    Engine engine(model_.config(), model_.parameters(), model_.store(), options);
+    if (args_.memory) report(engine.memory());
+    bool more = true;
+    while (true) {
+      // As many wait as may be generated at once, however many there are.
+      Document document;
+      while (more && engine.waiting() < options.max_sequences && (more = next(document)))
+        engine.add(begin(std::move(document)));  // its handles count like ours
+      if (engine.idle()) break;
+      for (const Drawn& d : engine.step()) {
+        Job& job = jobs_.at(d.handle);
+        if (d.finish == Finish::failed) fail("{}: {}", job.document.id, d.error);
+        const bool text = d.id >= 0 && d.finish != Finish::end_of_text && d.finish != Finish::stop_id;
+        if (text && !take(d.handle, d.id, d.log_probability)) {
+          engine.cancel(d.handle);
+          end(d.handle, "stop_string");
+        } else if (d.finish != Finish::no) {
+          end(d.handle, name_of(d.finish));
+        }
+      }
+    }
+  }
+
+ private:
+  Request begin(Document document) {
+    Request request;
+    request.prompt = prompt_ids(model_.config(), tokenizer_, document.text);
+    request.options = args_.options;
+    request.options.sampling.seed += uint64_t(begun_);  // of a file, each prompt draws for itself
+    request.log_probabilities = args_.log_probabilities;
+    try {
+      checked_prompt(model_.config(), request.prompt, request.options);
+    } catch (const Error& e) {
+      if (document.id.empty()) throw;
+      throw Error(e.kind(), fmt::format("{}: {}", document.id, e.what()));
+    }
+    const int32_t previous = request.prompt.empty() ? -1 : request.prompt.back();
+    Job job{std::move(document), previous, request.prompt.size(), 0, StopStrings(args_.stops), "", "", {}};
+    jobs_.emplace(begun_++, std::move(job));
+    return request;
+  }
+
+  void recompute(const std::function<bool(Document&)>& next) {
+    for (Document document; next(document);) {
+      const int64_t handle = begun_;
+      const Request request = begin(std::move(document));
+      const auto ids =
+          generate(model_, request.prompt, request.options, [&](int32_t id, std::span<const float> logits) {
+            return take(handle, id, args_.log_probabilities ? log_probability(logits, id) : 0);
+          });
+      const Job& job = jobs_.at(handle);
+      const bool whole = int64_t(ids.size()) == request.options.max_new;
+      end(handle, job.stops.stopped() ? "stop_string" : whole ? "length" : "end_of_text");
+    }
+  }
+
+  // False: the text has come to a stop string.
+  bool take(int64_t handle, int32_t id, double log_probability) {
+    Job& job = jobs_.at(handle);
+    ++job.new_tokens;
+    if (args_.log_probabilities) job.log_probabilities.push_back(log_probability);
+    const std::string text = job.stops.feed(tokenizer_.text_of(id, std::exchange(job.previous, id)));
+    job.text += text;
+    show(job, text);
+    return !job.stops.stopped();
+  }
+
+  void end(int64_t handle, std::string_view finish) {
+    Job& job = jobs_.at(handle);
+    const std::string rest = job.stops.flush();
+    job.text += rest;
+    job.finish = finish;
+    if (!json()) {
+      show(job, rest);
+      fmt::print("{}\n", terminal_.flush());
+      jobs_.erase(handle);
+      return;
+    }
+    // In the order of the prompts.
+    for (auto first = jobs_.begin(); first != jobs_.end() && !first->second.finish.empty();
+         first = jobs_.begin()) {
+      print(first->second);
+      jobs_.erase(first);
+    }
+    std::fflush(stdout);
+  }
+
+  bool json() const { return args_.json || !args_.file.empty(); }
+
+  // The text appears as it is drawn, after the prompt; nothing does if there is an error instead.
+  void show(const Job& job, const std::string& text) {
+    if (json()) return;
+    if (!std::exchange(shown_, true)) fmt::print("{}", job.document.text);
+    // A terminal gets whole characters, a file or a pipe the bytes.
+    static const bool is_terminal = isatty(STDOUT_FILENO) == 1;
+    fmt::print("{}", is_terminal ? terminal_.feed(text) : text);
+    std::fflush(stdout);
+  }
+
+  void print(const Job& job) const {
+    nlohmann::ordered_json line;
+    if (!args_.file.empty()) line["id"] = job.document.id;
+    line["prompt"] = job.document.text;
+    line["prompt_tokens"] = job.prompt_tokens;
+    line["new_tokens"] = job.new_tokens;
+    line["text"] = job.text;
+    line["finish"] = job.finish;
+    if (args_.log_probabilities) line["log_probabilities"] = job.log_probabilities;
+    fmt::print("{}\n", dump_json(line));
+  }
+
+  void report(const EngineMemory& m) const {
+    const auto mib = [](size_t bytes) { return double(bytes) / double(1 << 20); };
+    spdlog::info(
+        "memory in MiB: weights {:.1f}, {} pages of keys and values {:.1f}, windows {:.1f}, a step {:.1f}; "
+        "{} "
+        "bytes a token, {} a sequence",
+        mib(model_.store().bytes()), m.pages, mib(m.decoder.persistent), mib(m.decoder.rings),
+        mib(m.decoder.step), m.bytes_per_position, m.bytes_per_sequence);
+  }
+
+  const GenerateArguments& args_;
+  Model& model_;
+  const Tokenizer& tokenizer_;
+  StreamDecoder terminal_;
+  std::map<int64_t, Job> jobs_;  // by handle: the number of the prompt
+  int64_t begun_ = 0;
+  bool shown_ = false;
+};
+
 void run_generate(GenerateArguments& args) {
   check(args.options.sampling);
   if (args.threads > 0) set_thread_count(args.threads);
   const Device device = compute_device(args.device);
   const DType dtype = compute_dtype(args.dtype, device);
-  const LoadedModel loaded = load_model(args.checkpoint, dtype, 0, device);
+  // The engine brings its own memory; only recomputing passes whole texts through the model.
+  LoadedModel loaded = load_model(args.checkpoint, dtype, device == Device::cuda ? 0 : 1, device);
+  const ModelConfig& c = loaded.model->config();
   const auto tokenizer = tokenizer_for(args.tokenizer, loaded);
   args.options.ids = tokenizer->vocab_size();
-  std::vector<int32_t> prompt;
-  if (const int64_t bos = loaded.model->config().bos; bos >= 0) prompt.push_back(int32_t(bos));
-  tokenizer->encode(args.prompt, prompt);
-  StreamDecoder decoder(*tokenizer, prompt.empty() ? -1 : prompt.back());
-  std::string text;
-  // The text appears as it is drawn, after the prompt; nothing does if there is an error instead.
-  bool begun = false;
-  const auto begin = [&] {
-    if (!std::exchange(begun, true)) fmt::print("{}", args.prompt);
-  };
-  const auto show = [&](const std::string& piece) {
-    text += piece;
-    if (args.json) return;
-    begin();
-    fmt::print("{}", piece);
-    std::fflush(stdout);
-  };
-  const std::vector<int32_t> ids =
-      generate(*loaded.model, prompt, args.options, [&](int32_t id) { show(decoder.feed(id)); });
-  show(decoder.flush());
-  if (args.json)
-    fmt::print("{}\n", dump_json(nlohmann::ordered_json{{"prompt", args.prompt},
-                                                        {"prompt_tokens", prompt.size()},
-                                                        {"new_tokens", ids.size()},
-                                                        {"text", text}}));
-  else
-    begin(), fmt::print("\n");
+  Generation generation(args, loaded, *tokenizer);
+  if (!args.file.empty()) {
+    DocumentReader reader({args.file}, "prompt");
+    return generation.run([&](Document& d) { return reader.next(d); }, {.max_sequences = args.sequences});
+  }
+  const std::vector<int32_t> prompt = prompt_ids(c, *tokenizer, args.prompt);
+  const auto tokens = int64_t(checked_prompt(c, prompt, args.options).size()) + args.options.max_new;
+  bool given = false;
+  generation.run(
+      [&](Document& d) {
+        d.text = args.prompt;
+        return !std::exchange(given, true);
+      },
+      {.max_sequences = 1, .cache_tokens = tokens});
 }
 
 }  // namespace
 
 void add_generate(CLI::App& app) {
   auto args = std::make_shared<GenerateArguments>();
-  CLI::App* cmd = app.add_subcommand("generate", "Continue a prompt");
+  CLI::App* cmd = app.add_subcommand("generate", "Continue a prompt, or a file of them");
   cmd->footer(
-      "Example:\n  sps generate runs/demo_sps_w16_tok_4m --prompt 'The list' --tokens 200 --temperature 0.8");
+      "Texts of a file are generated together and printed in its order; prompt i draws with seed + i.\n"
+      "Examples:\n"
+      "  sps generate runs/demo_sps_w16_tok_4m --prompt 'The list' --tokens 200 --temperature 0.8\n"
+      "  sps generate runs/demo_sps_w16_tok_4m --file prompts.jsonl --stop . > texts.jsonl");
   cmd->add_option("checkpoint", args->checkpoint, "Checkpoint, or run directory (its latest)")->required();
-  cmd->add_option("-p,--prompt", args->prompt, "Text to continue; empty starts a new document");
+  CLI::Option* prompt =
+      cmd->add_option("-p,--prompt", args->prompt, "Text to continue; empty starts a new document");
+  cmd->add_option("--file", args->file,
+                  "Prompts: JSON lines (field 'prompt') or one text; - = standard input. Prints JSON lines")
+      ->excludes(prompt);
   cmd->add_option("-n,--tokens", args->options.max_new, "New tokens at the most")->capture_default_str();
-  cmd->add_option("--temperature", args->options.sampling.temperature, "0 = always the most likely token")
+  SamplingOptions& sampling = args->options.sampling;
+  cmd->add_option("--temperature", sampling.temperature, "0 = always the most likely token")
       ->capture_default_str();
-  cmd->add_option("--top-k", args->options.sampling.top_k, "Only the k most likely tokens; 0 = all")
+  cmd->add_option("--top-k", sampling.top_k, "Only the k most likely tokens; 0 = all")->capture_default_str();
+  cmd->add_option("--top-p", sampling.top_p, "Only the smallest set with this probability")
       ->capture_default_str();
-  cmd->add_option("--top-p", args->options.sampling.top_p, "Only the smallest set with this probability")
+  cmd->add_option("--min-p", sampling.min_p, "Only tokens with this part of the likeliest's probability")
       ->capture_default_str();
-  cmd->add_option("--seed", args->options.sampling.seed, "Seed of the draws")->capture_default_str();
+  cmd->add_option("--repetition-penalty", sampling.repetition_penalty,
+                  "Logits of tokens in the text so far are divided by it; 1 = off")
+      ->capture_default_str();
+  cmd->add_option("--seed", sampling.seed, "Seed of the draws")->capture_default_str();
+  cmd->add_option("--stop", args->stops, "The text ends before this string; may be repeated")
+      ->take_all()
+      ->expected(1);
+  cmd->add_option("--sequences", args->sequences, "Texts of --file that are generated at the same time")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
   cmd->add_option("--tokenizer", args->tokenizer,
                   "bytes, or a tokenizer's file; otherwise the checkpoint's own");
   cmd->add_option("--dtype", args->dtype, "auto, bf16, f32, f64")->capture_default_str();
   cmd->add_option("--device", args->device, "auto (a GPU if there is one), cpu, cuda")->capture_default_str();
   cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
   cmd->add_flag("--json", args->json, "Print one JSON object");
+  cmd->add_flag("--log-probabilities", args->log_probabilities,
+                "In JSON: the logarithm of the probability of each new token, before any rule of choosing");
+  cmd->add_flag("--memory", args->memory, "Say on standard error what memory is planned");
   cmd->callback([args] { run_generate(*args); });
 }
 

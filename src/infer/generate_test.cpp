@@ -38,7 +38,10 @@ TEST_P(GenerateTest, GreedyIsTheArgmaxOfOnePassOverTheWhole) {
     options.max_new = int64_t(12 - prompt.size());
     options.ids = kEot + 1, options.stop_at_eot = false;
     std::vector<int32_t> seen;
-    const auto ids = generate(model_, prompt, options, [&](int32_t id) { seen.push_back(id); });
+    const auto ids = generate(model_, prompt, options, [&](int32_t id, auto) {
+      seen.push_back(id);
+      return true;
+    });
     EXPECT_EQ(seen, ids);
     ASSERT_EQ(int64_t(ids.size()), options.max_new);
 
@@ -137,6 +140,19 @@ TEST_F(OneModel, AnEmptyPromptIsANewDocument) {
   GenerateOptions options;
   options.max_new = 6;
   EXPECT_EQ(generate(model_, {}, options), generate(model_, std::vector<int32_t>{kEot}, options));
+}
+
+TEST_F(OneModel, TheCallerMayEndTheText) {
+  GenerateOptions options;
+  options.max_new = 8, options.stop_at_eot = false;
+  const auto whole = generate(model_, std::vector<int32_t>{3}, options);
+  size_t n = 0;
+  const auto cut =
+      generate(model_, std::vector<int32_t>{3}, options, [&](int32_t id, std::span<const float> logits) {
+        EXPECT_EQ(id, std::max_element(logits.begin(), logits.begin() + kEot) - logits.begin());
+        return ++n < 5;
+      });
+  EXPECT_EQ(cut, std::vector<int32_t>(whole.begin(), whole.begin() + 5));
 }
 
 TEST_F(OneModel, WhatDoesNotFitIsRefused) {

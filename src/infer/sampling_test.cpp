@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -180,6 +181,123 @@ TEST(Sampling, OptionsThatMakeNoSenseAreNamed) {
   refused({.top_p = 1.5}, "top_p = 1.5");
   refused({.top_p = -0.1}, "top_p");
   refused({.top_p = NAN}, "top_p");
+  refused({.min_p = -0.1}, "min_p = -0.1");
+  refused({.min_p = 1.5}, "min_p = 1.5");
+  refused({.min_p = NAN}, "min_p");
+  refused({.repetition_penalty = 0}, "repetition_penalty = 0");
+  refused({.repetition_penalty = -2}, "repetition_penalty = -2");
+  refused({.repetition_penalty = INFINITY}, "repetition_penalty");
+  refused({.repetition_penalty = NAN}, "repetition_penalty");
+}
+
+TEST(Sampling, MinPIsAPartOfTheLikeliest) {
+  const std::vector<float> logits = logs({.3, .1, .1, .5});
+  const auto kept = [&](const SamplingOptions& o) { return ids(counts(o, logits, 2000)); };
+  EXPECT_EQ(kept({.temperature = 1, .min_p = 0.19}), (std::set<int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(kept({.temperature = 1, .min_p = 0.21}), (std::set<int32_t>{0, 3}));
+  EXPECT_EQ(kept({.temperature = 1, .min_p = 0.61}), (std::set<int32_t>{3}));
+  EXPECT_EQ(kept({.temperature = 1, .min_p = 1}), (std::set<int32_t>{3}));
+  EXPECT_EQ(ids(counts({.temperature = 1, .min_p = 1}, {2, 2, 1}, 500)), (std::set<int32_t>{0, 1}));
+  // After the temperature: .3/.5 is .36 at temperature 1/2.
+  EXPECT_EQ(kept({.temperature = 0.5, .min_p = 0.4}), (std::set<int32_t>{3}));
+  EXPECT_EQ(kept({.temperature = 0.5, .min_p = 0.35}), (std::set<int32_t>{0, 3}));
+}
+
+TEST(Sampling, TheRepetitionPenaltyActsOnWhatHasBeenSeen) {
+  const std::vector<float> logits{4, 3, -1, -1.5f};
+  const std::vector<bool> none(4), seen{true, false, true, false};
+  const auto greedy = [&](double penalty, const std::vector<bool>& forbidden) {
+    return NextId({.repetition_penalty = penalty}).draw(logits, forbidden, 0, seen);
+  };
+  EXPECT_EQ(greedy(1, none), 0);
+  EXPECT_EQ(greedy(1.3, none), 0);  // 3.08
+  EXPECT_EQ(greedy(1.4, none), 1);  // 2.86
+  EXPECT_EQ(greedy(0.5, none), 0);  // below 1 it favours them
+  const std::vector<bool> positive{true, true, false, false};
+  EXPECT_EQ(greedy(1.4, positive), 2);  // -1.4
+  EXPECT_EQ(greedy(1.6, positive), 3);  // -1.6
+  // Nothing has been seen yet.
+  EXPECT_EQ(NextId({.repetition_penalty = 9}).draw(logits, none, 0), 0);
+}
+
+TEST(Sampling, LogProbabilitiesAreTheModelsOwn) {
+  const std::vector<double> p{.1, .2, .3, .4};
+  const std::vector<float> logits = logs(p);
+  for (int32_t id = 0; id < 4; ++id) EXPECT_NEAR(log_probability(logits, id), std::log(p[size_t(id)]), 1e-6);
+  std::vector<float> shifted = logits;
+  for (float& l : shifted) l += 1024;
+  EXPECT_NEAR(log_probability(shifted, 2), std::log(.3), 1e-3);  // the shift rounds the logits
+  EXPECT_EQ(log_probability(std::vector<float>{3, -kInf, 1}, 1), -INFINITY);
+  EXPECT_EQ(log_probability(std::vector<float>{3, kInf, 1}, 1), 0);
+  EXPECT_EQ(log_probability(std::vector<float>{3, kInf, 1}, 0), -INFINITY);
+  EXPECT_TRUE(std::isnan(log_probability(std::vector<float>{3, kNan, 1}, 0)));
+}
+
+// Pearson's test of many draws against the probabilities that the rules define, worked out here by sorting
+// everything. The statistic's mean is the number of free probabilities f, its deviation sqrt(2f); six
+// deviations above are about one in ten million for the f of these cases.
+TEST(Sampling, FrequenciesPassAChiSquareTest) {
+  constexpr size_t kIds = 300;
+  constexpr int kDraws = 30000;
+  const Rng rng(1, "logits");
+  std::vector<float> logits;
+  std::vector<bool> forbidden(kIds), seen(kIds);
+  for (size_t id = 0; id < kIds; ++id) {
+    logits.push_back(float(1.5 * rng.normal(id)));
+    forbidden[id] = id % 11 == 0, seen[id] = id % 3 == 0;
+  }
+  for (const SamplingOptions& o : std::vector<SamplingOptions>{{.temperature = 1},
+                                                               {.temperature = 0.7, .seed = 1},
+                                                               {.temperature = 1, .top_k = 40, .seed = 2},
+                                                               {.temperature = 1.2, .top_p = 0.8, .seed = 3},
+                                                               {.temperature = 1, .top_p = 0.97, .seed = 4},
+                                                               {.temperature = 1, .min_p = 0.05, .seed = 5},
+                                                               {.temperature = 1, .repetition_penalty = 1.5},
+                                                               {.temperature = 0.9,
+                                                               .top_k = 100,
+                                                               .top_p = 0.9,
+                                                               .min_p = 0.02,
+                                                               .repetition_penalty = 1.2,
+                                                               .seed = 6}}) {
+    std::vector<std::pair<double, size_t>> sorted;  // weight, id
+    for (size_t id = 0; id < kIds; ++id) {
+      if (forbidden[id]) continue;
+      double l = logits[id];
+      if (seen[id]) l = l > 0 ? l / o.repetition_penalty : l * o.repetition_penalty;
+      sorted.emplace_back(std::exp(l / o.temperature), id);
+    }
+    std::sort(sorted.rbegin(), sorted.rend());
+    if (o.top_k > 0) sorted.resize(size_t(o.top_k));
+    double total = 0, mass = 0;
+    for (const auto& [w, id] : sorted) total += w;
+    size_t keep = 0;
+    while (keep < sorted.size() && mass < o.top_p * total) mass += sorted[keep++].first;
+    sorted.resize(keep);
+    while (sorted.back().first < o.min_p * sorted[0].first) sorted.pop_back();
+    total = 0;
+    for (const auto& [w, id] : sorted) total += w;
+
+    std::map<int32_t, int> n;
+    NextId next(o);
+    for (int i = 0; i < kDraws; ++i) ++n[next.draw(logits, forbidden, uint64_t(i), seen)];
+    int counted = 0;
+    double chi = 0, rest = 0;  // ids that are expected less than 20 times count as one
+    int rest_n = 0;
+    double cells = -1;
+    for (const auto& [w, id] : sorted) {
+      const double want = w / total * kDraws;
+      counted += n[int32_t(id)];
+      if (want < 20) {
+        rest += want, rest_n += n[int32_t(id)];
+        continue;
+      }
+      chi += std::pow(n[int32_t(id)] - want, 2) / want, ++cells;
+    }
+    if (rest > 0) chi += std::pow(rest_n - rest, 2) / rest, ++cells;
+    EXPECT_EQ(counted, kDraws);  // nothing else was drawn
+    EXPECT_LT(chi, cells + 6 * std::sqrt(2 * cells)) << "seed " << o.seed << " of " << cells;
+    EXPECT_GT(cells, 10);
+  }
 }
 
 }  // namespace

@@ -58,15 +58,15 @@ nlohmann::ordered_json band_json(Band band, int64_t length) {
   return j;
 }
 
-std::string_view name_of(CacheLine::Kind kind) {
+std::string_view name_of(KeyPair::Source kind) {
   switch (kind) {
-    case CacheLine::state:
+    case KeyPair::state:
       return "state";
-    case CacheLine::pred:
+    case KeyPair::pred:
       return "prediction";
-    case CacheLine::read:
+    case KeyPair::reader:
       return "read";
-    case CacheLine::read_head:
+    case KeyPair::read_head:
       return "read_head";
   }
   return "?";
@@ -96,36 +96,16 @@ int64_t DecodeCache::ring_numbers(int64_t tokens) const {
 }
 
 DecodeCache decode_cache(const Plan& plan) {
-  const ModelConfig& c = plan.config;
   DecodeCache cache;
-  const auto add = [&](CacheLine::Kind kind, const Tower& tower, const std::vector<Band>& readers) {
-    const CacheLine line{kind, 1, 2 * tower.kv_heads * c.head_dim, horizon(readers)};
-    if (line.horizon.kind == Horizon::nothing) return;
+  for (const KeyPair& pair : key_pairs(plan)) {
+    const CacheLine line{pair.source, 1, 2 * pair.kv_heads * plan.config.head_dim, pair.horizon};
+    if (line.horizon.kind == Horizon::nothing) continue;
     const auto found = std::find_if(cache.lines.begin(), cache.lines.end(),
                                     [&](const CacheLine& l) { return same(l, line); });
     if (found == cache.lines.end())
       cache.lines.push_back(line);
     else
       ++found->blocks;
-  };
-  const auto runs = [](Need n) { return n >= Need::pool; };
-  // Prediction blocks that read the state's own keys at this level.
-  const auto readers_of = [&](int64_t level) {
-    std::vector<Band> bands;
-    for (int64_t i = 0; i < c.pred.layers; ++i)
-      if (c.read_kv == ReadKv::state && c.levels[size_t(i)] == level && runs(plan.pred[size_t(i)]))
-        bands.push_back(c.band_px(i));
-    return bands;
-  };
-  for (int64_t j = 0; j < c.state.layers; ++j) {
-    std::vector<Band> readers = readers_of(j);
-    if (runs(plan.state[size_t(j)])) readers.push_back(c.band_xx(j));
-    add(CacheLine::state, c.state, readers);
-  }
-  if (plan.read_head) add(CacheLine::read_head, c.state, readers_of(c.state.layers));
-  for (int64_t i = 0; i < c.pred.layers; ++i) {
-    if (plan.pred_keys[size_t(i)]) add(CacheLine::pred, c.pred, {c.xp, c.pp});
-    if (c.read_kv == ReadKv::own && runs(plan.pred[size_t(i)])) add(CacheLine::read, c.pred, {c.band_px(i)});
   }
   return cache;
 }

@@ -7,13 +7,14 @@
 
 #include "base/json.h"
 #include "model/flops.h"
+#include "model/key_pairs.h"
 #include "model/model.h"
 
 namespace sps {
 
 // Keys and values that decoding keeps: of `blocks` blocks, `numbers` a block and token, over one horizon.
 struct CacheLine {
-  enum Kind : uint8_t { state, pred, read, read_head } kind = state;
+  KeyPair::Source kind = KeyPair::state;
   int64_t blocks = 0, numbers = 0;
   Horizon horizon;
 };

@@ -202,13 +202,13 @@ void memory_part(std::string& out, const Description& d) {
 
 std::string line_name(const CacheLine& l) {
   switch (l.kind) {
-    case CacheLine::state:
+    case KeyPair::state:
       return "state keys, values";
-    case CacheLine::pred:
+    case KeyPair::pred:
       return "p keys, values";
-    case CacheLine::read:
+    case KeyPair::reader:
       return "readers of the state";
-    case CacheLine::read_head:
+    case KeyPair::read_head:
       return "reader of the final state";
   }
   return "?";

@@ -11,33 +11,16 @@ namespace sps {
 
 namespace {
 
-// The tables that the operations of any pass read.
-struct Tables {
-  ops::RopeTable full, local;
-  Tensor unit_gain;
-
-  Tables(const ModelConfig& c, DType acc, Arena& arena) {
-    const auto table = [&](ops::RopeTable& t, int64_t width) {
-      t.cos = arena.take(acc, c.context, width / 2);
-      t.sin = arena.take(acc, c.context, width / 2);
-      t.pairs = c.rope_pairs;
-    };
-    // Without a sliding window every block is a full one and only the first table is used.
-    const int64_t full_width =
-        std::max<int64_t>(2, int64_t(double(c.head_dim) * c.rope_fraction / 2 + 0.5) * 2);
-    table(full, full_width);
-    if (c.sliding_window > 0) table(local, c.head_dim);
-    unit_gain = arena.take(acc, 1, c.state.width);
-  }
-  std::array<Tensor, 5> all() const { return {full.cos, full.sin, local.cos, local.sin, unit_gain}; }
-};
+Tensor take_unit_gain(const ModelConfig& c, DType acc, Arena& arena) {
+  return arena.take(acc, 1, c.state.width);
+}
 
 }  // namespace
 
 size_t Model::table_bytes(const ModelConfig& config, DType master) {
   Arena planning;
-  Tables(config, master, planning);
-  return planning.peak();
+  take_unit_gain(config, master, planning);
+  return RopeTables::bytes(config, master) + planning.peak();
 }
 
 Model::Model(const ModelConfig& config, const ModelOptions& options)
@@ -45,27 +28,17 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
       options_(options),
       params_(describe_parameters(config, options.freeze)),
       made_again_(sps::made_again(plan_, options.recompute, options.freeze)),
-      store_(params_.list, options.compute, options.train, options.device) {
+      store_(params_.list, options.compute, options.train, options.device),
+      rope_(config, store_.master(), options.device) {
   SPS_CHECK(options_.max_rows > 0);
   ex_ = exec_on(options_.device);
   memory_ = Arena(sps::activation_bytes(shapes(), options_.max_rows), options_.device);
 
-  const DType acc = store_.master();
-  const size_t bytes = table_bytes(config, acc);
-  Arena made(bytes, Device::cpu);
-  Tables tables(config, acc, made);
-  ops::rope_fill(tables.full, config.rope_theta);
-  if (config.sliding_window > 0) ops::rope_fill(tables.local, config.rope_theta);
-  ops::fill(Exec{}, tables.unit_gain, 1);
-  if (options_.device == Device::cpu) {
-    tables_ = std::move(made);
-  } else {
-    tables_ = Arena(bytes, options_.device);
-    const Tables there(config, acc, tables_);
-    for (size_t i = 0; i < there.all().size(); ++i) copy_tensor(tables.all()[i], there.all()[i]);
-    tables = there;
-  }
-  rope_full_ = tables.full, rope_local_ = tables.local, unit_gain_ = tables.unit_gain;
+  Arena planning;
+  take_unit_gain(config, store_.master(), planning);
+  unit_gain_memory_ = Arena(planning.peak(), options_.device);
+  unit_gain_ = take_unit_gain(config, store_.master(), unit_gain_memory_);
+  ops::fill(ex_, unit_gain_, 1);
 
   const auto rows = size_t(options_.max_rows);
   const bool gpu = options_.device == Device::cuda;

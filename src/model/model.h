@@ -16,6 +16,7 @@
 #include "model/memory_plan.h"
 #include "model/parameters.h"
 #include "model/plan.h"
+#include "model/rope_tables.h"
 #include "ops/attention/attention.h"
 #include "ops/gates/gates.h"
 #include "tensor/device.h"
@@ -62,7 +63,9 @@ class Model {
   // What has been taken of the memory behind activations and tables: what plan_memory says, once a pass of
   // max_rows has run.
   size_t activation_bytes() const { return memory_.peak(); }
-  size_t table_bytes() const { return tables_.peak() + list_bytes(options_.max_rows); }
+  size_t table_bytes() const {
+    return rope_.bytes() + unit_gain_memory_.peak() + list_bytes(options_.max_rows);
+  }
   // Of the rotary tables, and of the lists of the pass under way.
   static size_t table_bytes(const ModelConfig& config, DType master);
   static size_t list_bytes(int64_t rows) { return size_t(kLists * rows) * sizeof(int32_t); }
@@ -175,9 +178,7 @@ class Model {
   Tensor grad(int i) const { return store_.gradient(i); }
   Tensor prediction_start() const;  // the row or vector of a constant start, f32
   Tensor prediction_start_grad() const;
-  const ops::RopeTable& rope(int64_t block) const {
-    return config().full_attention(block) ? rope_full_ : rope_local_;
-  }
+  const ops::RopeTable& rope(int64_t block) const { return rope_.of(config(), block); }
   ops::QkNorm qk_norm(int gain) const;
   Tensor qkv_weight(const BlockParameters& b, bool query, bool keys, bool gradient) const;
 
@@ -187,8 +188,8 @@ class Model {
   ModelParameters params_;
   std::vector<Recompute> made_again_;  // of each stage
   ParameterStore store_;
-  Arena memory_, tables_;
-  ops::RopeTable rope_full_, rope_local_;
+  RopeTables rope_;
+  Arena memory_, unit_gain_memory_;
   Tensor unit_gain_;
   Activations a_;
   Gradients g_;

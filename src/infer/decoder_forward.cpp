@@ -1,0 +1,350 @@
+// The forward pass of a step, sub-layer by sub-layer, in the order of model/forward.cpp.
+#include <algorithm>
+#include <cmath>
+
+#include "infer/decoder.h"
+#include "ops/decode_linear/decode_linear.h"
+#include "ops/embedding/embedding.h"
+#include "ops/gates/gates.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rows/rows.h"
+#include "ops/swiglu/swiglu.h"
+
+namespace sps {
+
+namespace {
+
+Need need_of(const std::vector<Need>& needs, int64_t block) {
+  return block < 0 ? Need::none : needs[size_t(block)];
+}
+int64_t kv_width(const ModelConfig& c, const Tower& t) {
+  return t.kv_heads * c.head_dim;
+}
+int64_t ffn_width(const Tower& t, int64_t block) {
+  return block < 0 ? 0 : t.ffn[size_t(block)];
+}
+
+}  // namespace
+
+void Decoder::lay_out(Arena& arena) {
+  const ModelConfig& c = plan_.config;
+  const int64_t x = options_.step_rows, p = most_pred_rows_, picks = options_.slots;
+  const auto buffer = [&](DType dtype, int64_t cols_x, int64_t cols_p) {
+    return arena.take(dtype, 1, x * cols_x + p * cols_p);
+  };
+  const auto widest = [](const std::vector<int64_t>& widths) {
+    return widths.empty() ? int64_t{0} : *std::max_element(widths.begin(), widths.end());
+  };
+  const int64_t dx = c.state.width, dp = c.pred.width, qx = c.state.heads * c.head_dim,
+                qp = c.pred.heads * c.head_dim, kx = kv_width(c, c.state), kp = kv_width(c, c.pred);
+  b_ = {};
+  b_.residual = buffer(acc_, dx, dp), b_.delta = buffer(act_, dx, dp), b_.n = buffer(act_, dx, dp);
+  b_.q = buffer(act_, qx, qp), b_.o = buffer(act_, qx, qp);
+  const int64_t fx = widest(c.state.ffn), fp = widest(c.pred.ffn);
+  b_.gate_up = buffer(act_, 2 * fx, 2 * fp), b_.h = buffer(act_, fx, fp);
+  b_.rstd = buffer(acc_, 1, 1);
+  if (c.qk_norm) {
+    b_.q_normed = buffer(act_, qx, qp);
+    b_.head_rstd = buffer(acc_, c.state.heads, c.pred.heads);
+  }
+  for (const Stage& stage : plan_.stages) {
+    const bool state = need_of(plan_.state, stage.state) != Need::none;
+    const bool pred = stage.pred >= 0 && plan_.pred_keys[size_t(stage.pred)];
+    b_.kv.push_back(buffer(act_, state ? 2 * kx : 0, pred ? 2 * kp : 0));
+    b_.k.push_back(c.qk_norm ? buffer(act_, state ? kx : 0, pred ? kp : 0) : Tensor{});
+  }
+  for (const KeyPair& pair : caches_.pairs()) {
+    const bool projected = pair.source == KeyPair::reader || pair.source == KeyPair::read_head;
+    const int64_t width = projected ? pair.kv_heads * c.head_dim : 0;
+    b_.read_kv.push_back(buffer(act_, 2 * width, 0));
+    b_.read_k.push_back(c.qk_norm ? buffer(act_, width, 0) : Tensor{});
+    if (projected && !b_.level_n) b_.level_n = buffer(act_, dx, 0);
+  }
+  if (c.has_pred() && c.ffn == FfnMode::pooled) {
+    b_.pool_m = buffer(act_, dx, 0), b_.pool_f = buffer(act_, dx, 0);
+    b_.gates = buffer(acc_, 3, 0);
+  }
+  const int64_t dr = c.readout == Readout::pred ? dp : dx;
+  b_.final_s = arena.take(acc_, picks, dr), b_.final_n = arena.take(act_, picks, dr);
+  b_.final_rstd = arena.take(acc_, picks, 1);
+  b_.logits = arena.take(acc_, picks, c.vocab);
+}
+
+void Decoder::forward() {
+  const ModelConfig& c = plan_.config;
+  ops::embedding_forward(ex_, tokens_.first(size_t(x_rows_)), master(params_.embed), {},
+                         rows(b_.residual, c.state.width, c.pred.width).x);
+  x_pending_ = p_pending_ = false;
+  if (p_rows_ > 0 && c.pred_input != PredInput::state) start_prediction();
+
+  const int64_t alive = plan_.state_blocks_alive();
+  if (alive == 0) read_level(0);
+  for (size_t n = 0; n < plan_.stages.size(); ++n) {
+    const Stage& stage = plan_.stages[n];
+    const Need nx = need_of(plan_.state, stage.state), np = need_of(plan_.pred, stage.pred);
+    const bool x = nx != Need::none, p = np != Need::none && p_rows_ > 0;
+    if (stage.state < 0 && stage.pred == 0 && p_rows_ > 0 && c.pred_input == PredInput::state)
+      start_prediction();
+    if (!x && !p) continue;
+    norm(x, p, state_block(stage.state).norm1, pred_block(stage.pred).norm1);
+    if (x) read_level(stage.state);
+    const bool x_rows = nx >= Need::pool, p_rows = p && np >= Need::pool;
+    project_queries(n, x_rows, p_rows);
+    project_keys(n, x, p && plan_.pred_keys[size_t(stage.pred)]);
+    if (x_rows || p_rows) {
+      attention(stage, x_rows, p_rows);
+      attention_out(stage, x_rows, p_rows);
+      if (c.has_pred() && c.ffn == FfnMode::pooled)
+        pooled(stage.state);
+      else
+        feed_forward(stage, x_rows, p_rows);
+    }
+    if (x && stage.state == alive - 1 && plan_.level_needed(alive)) {
+      const Tensor top = rows(b_.residual, c.state.width, c.pred.width).x;
+      SPS_CHECK(x_pending_);
+      ops::add_rows(ex_, top, rows(b_.delta, c.state.width, c.pred.width).x, top);
+      x_pending_ = false;
+      read_level(alive);
+      if (plan_.read_head) read_keys(size_t(caches_.find(KeyPair::read_head, 0)), params_.read_head, 0);
+    }
+  }
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    const KeyPair& pair = caches_.pairs()[i];
+    const bool pred = pair.source == KeyPair::pred;
+    if (pred && p_rows_ == 0) continue;
+    ops::keep_keys(ex_, {pair.kv_heads, pair.kv_heads, c.head_dim, 1}, lists_,
+                   {keys_[i].k, keys_[i].v, pred ? 1 : 0, caches_.cache(i)});
+  }
+}
+
+// Runs a sub-layer for the streams that take part: once for the rows of both where it is the same for them.
+template <class SubLayer>
+void Decoder::each(bool x, bool p, bool alike, SubLayer&& sub_layer) {
+  if (x && p && alike && plan_.config.state.width == plan_.config.pred.width) return sub_layer(Part::both);
+  if (x) sub_layer(Part::x);
+  if (p) sub_layer(Part::p);
+}
+
+void Decoder::multiply(Tensor x, Tensor w, Tensor y) {
+  ops::decode_linear(ex_, x, w, y);
+}
+
+void Decoder::start_prediction() {
+  const ModelConfig& c = plan_.config;
+  const Rows residual = rows(b_.residual, c.state.width, c.pred.width);
+  const auto tokens = tokens_.subspan(size_t(x_rows_));
+  switch (c.pred_input) {
+    case PredInput::row:
+      ops::copy_rows(ex_, master(params_.embed).rows_from(c.pred_row, 1), residual.p);
+      break;
+    case PredInput::vector:
+      ops::copy_rows(ex_, master(params_.pred_input), residual.p);
+      break;
+    case PredInput::token:
+      ops::embedding_forward(ex_, tokens, master(params_.embed), master(params_.pred_input), residual.p);
+      break;
+    case PredInput::table:
+      ops::embedding_forward(ex_, tokens, master(params_.pred_embed), {}, residual.p);
+      break;
+    case PredInput::state:  // the finished state of the same position
+      ops::embedding_forward(ex_, sources_, residual.x, {}, residual.p);
+      break;
+  }
+}
+
+void Decoder::norm(bool x, bool p, int gain_x, int gain_p) {
+  const ModelConfig& c = plan_.config;
+  const Rows residual = rows(b_.residual, c.state.width, c.pred.width),
+             delta = rows(b_.delta, c.state.width, c.pred.width), n = rows(b_.n, c.state.width, c.pred.width),
+             rstd = rows(b_.rstd, 1, 1);
+  each(x, p, gain_x == gain_p && x_pending_ == p_pending_, [&](Part part) {
+    const bool pending = part == Part::p ? p_pending_ : x_pending_;
+    const Tensor s = of(residual, part);
+    ops::rmsnorm_forward(ex_, s, pending ? of(delta, part) : Tensor{},
+                         master(part == Part::p ? gain_p : gain_x), eps(), s, of(n, part), of(rstd, part));
+    if (part != Part::p) x_pending_ = false;
+    if (part != Part::x) p_pending_ = false;
+  });
+}
+
+void Decoder::rotate(Tensor x, int64_t heads, int64_t block, std::span<const int32_t> positions, int gain,
+                     Tensor y) {
+  Tensor rstd;
+  if (gain != kNoParameter) {
+    rstd = b_.head_rstd.cols_from(0, x.rows * heads);
+    rstd.rows = x.rows, rstd.cols = rstd.stride = heads;
+  }
+  ops::rope_forward(ex_, x, heads, rope_.of(plan_.config, block), positions,
+                    {gain == kNoParameter ? Tensor{} : master(gain), eps()}, rstd, y);
+}
+
+void Decoder::project_queries(size_t stage, bool x, bool p) {
+  const ModelConfig& c = plan_.config;
+  const Stage& s = plan_.stages[stage];
+  const BlockParameters &wx = state_block(s.state), &wp = pred_block(s.pred);
+  const Rows n = rows(b_.n, c.state.width, c.pred.width), q = widths(b_.q, c.state.heads, c.pred.heads),
+             out = c.qk_norm ? widths(b_.q_normed, c.state.heads, c.pred.heads) : q;
+  each(x, p, wx.qkv == wp.qkv && wx.q_norm == wp.q_norm, [&](Part part) {
+    const bool pred = part == Part::p;
+    const BlockParameters& w = pred ? wp : wx;
+    multiply(of(n, part), weight(w.qkv).rows_from(0, w.q_rows), of(q, part));
+    rotate(of(q, part), pred ? c.pred.heads : c.state.heads, pred ? s.pred : s.state, positions(part),
+           w.q_norm, of(out, part));
+  });
+}
+
+void Decoder::project_keys(size_t stage, bool x, bool p) {
+  const ModelConfig& c = plan_.config;
+  const Stage& s = plan_.stages[stage];
+  const BlockParameters &wx = state_block(s.state), &wp = pred_block(s.pred);
+  const int64_t kx = x ? kv_width(c, c.state) : 0, kp = p ? kv_width(c, c.pred) : 0;
+  const Rows n = rows(b_.n, c.state.width, c.pred.width), kv = rows(b_.kv[stage], 2 * kx, 2 * kp);
+  const Rows normed = c.qk_norm ? rows(b_.k[stage], kx, kp) : Rows{};
+  const auto keys_of = [&](Part part, int64_t width) {
+    return c.qk_norm ? of(normed, part) : of(kv, part).cols_from(0, width);
+  };
+  each(x, p, wx.qkv == wp.qkv && wx.k_norm == wp.k_norm, [&](Part part) {
+    const bool pred = part == Part::p;
+    const BlockParameters& w = pred ? wp : wx;
+    const int64_t width = pred ? kp : kx;
+    multiply(of(n, part), weight(w.qkv).rows_from(w.q_rows, w.kv_rows), of(kv, part));
+    rotate(of(kv, part).cols_from(0, width), width / c.head_dim, pred ? s.pred : s.state, positions(part),
+           w.k_norm, keys_of(part, width));
+  });
+  if (x)
+    keys_[size_t(caches_.find(KeyPair::state, s.state))] = {keys_of(Part::x, kx), kv.x.cols_from(kx, kx)};
+  if (p) keys_[size_t(caches_.find(KeyPair::pred, s.pred))] = {keys_of(Part::p, kp), kv.p.cols_from(kp, kp)};
+}
+
+// Keys that prediction blocks project from the state residual that enters block `level`.
+void Decoder::read_level(int64_t level) {
+  for (const Plan::LevelReaders& r : plan_.own_readers)
+    for (const int64_t i : r.blocks)
+      if (r.level == level) read_keys(size_t(caches_.find(KeyPair::reader, i)), params_.pred[size_t(i)], i);
+}
+
+void Decoder::read_keys(size_t pair, const BlockParameters& b, int64_t rope_block) {
+  const ModelConfig& c = plan_.config;
+  const int64_t heads = caches_.pairs()[pair].kv_heads, width = heads * c.head_dim;
+  const Tensor residual = rows(b_.residual, c.state.width, c.pred.width).x,
+               n = rows(b_.level_n, c.state.width, 0).x;
+  const Tensor kv = rows(b_.read_kv[pair], 2 * width, 0).x, k = kv.cols_from(0, width);
+  ops::rmsnorm_forward(ex_, residual, {}, master(b.read_norm), eps(), residual, n, rows(b_.rstd, 1, 1).x);
+  multiply(n, weight(b.read_kv).rows_from(b.read_kv_from, 2 * width), kv);
+  keys_[pair] = {c.qk_norm ? rows(b_.read_k[pair], width, 0).x : k, kv.cols_from(width, width)};
+  rotate(k, heads, rope_block, positions(Part::x), b.read_k_norm, keys_[pair].k);
+}
+
+void Decoder::attention(const Stage& stage, bool x, bool p) {
+  const ModelConfig& c = plan_.config;
+  const Tower& tower = stage.state >= 0 ? c.state : c.pred;
+  const ops::DecodeShape shape{tower.heads, tower.kv_heads, c.head_dim,
+                               float(1.0 / std::sqrt(double(c.head_dim)))};
+  const Rows q = widths(c.qk_norm ? b_.q_normed : b_.q, c.state.heads, c.pred.heads),
+             o = widths(b_.o, c.state.heads, c.pred.heads);
+  std::array<ops::DecodeQueries, ops::kMaxQueryStreams> queries;
+  std::array<ops::DecodeKeys, ops::kMaxKeySets> keys;
+  constexpr size_t kState = 0, kPred = 1, kRead = 2;
+  const auto set = [&](size_t n, KeyPair::Source source, int64_t block) {
+    const int64_t pair = caches_.find(source, block);
+    SPS_CHECK(pair >= 0);
+    keys[n] = {keys_[size_t(pair)].k, keys_[size_t(pair)].v, source == KeyPair::pred ? 1 : 0,
+               caches_.cache(size_t(pair))};
+  };
+  // A band cannot reach further back than a text is long.
+  const auto within = [&](Band band) {
+    if (band.hi >= c.context - 1) band.hi = Band::kInf;
+    return band;
+  };
+  if (need_of(plan_.state, stage.state) != Need::none) set(kState, KeyPair::state, stage.state);
+  if (p_rows_ > 0 && stage.pred >= 0 && plan_.pred_keys[size_t(stage.pred)])
+    set(kPred, KeyPair::pred, stage.pred);
+  if (x) {
+    const Band xp = stage.pred >= 0 ? c.xp : Band::none();
+    queries[0] = {q.x, o.x, {within(c.band_xx(stage.state)), within(xp), Band::none()}};
+  }
+  if (p) {
+    const Band px = within(c.band_px(stage.pred));
+    const int64_t level = c.levels[size_t(stage.pred)];
+    const bool reads = !px.empty(), own = c.read_kv == ReadKv::own;
+    const bool beside = reads && !own && level < c.state.layers && stage.state == level;
+    queries[1] = {q.p, o.p, {beside ? px : Band::none(), within(c.pp), beside ? Band::none() : px}};
+    if (reads && own)
+      set(kRead, KeyPair::reader, stage.pred);
+    else if (reads && level == c.state.layers)
+      set(kRead, KeyPair::read_head, 0);
+    else if (reads && !beside)
+      set(kRead, KeyPair::state, level);
+  }
+  ops::decode_attention(ex_, shape, lists_, queries, keys);
+}
+
+void Decoder::attention_out(const Stage& stage, bool x, bool p) {
+  const ModelConfig& c = plan_.config;
+  const int wx = state_block(stage.state).out, wp = pred_block(stage.pred).out;
+  const Rows o = widths(b_.o, c.state.heads, c.pred.heads),
+             delta = rows(b_.delta, c.state.width, c.pred.width);
+  each(x, p, wx == wp,
+       [&](Part part) { multiply(of(o, part), weight(part == Part::p ? wp : wx), of(delta, part)); });
+  if (x) x_pending_ = true;
+  if (p) p_pending_ = true;
+}
+
+void Decoder::feed_forward(const Stage& stage, bool x, bool p) {
+  const ModelConfig& c = plan_.config;
+  const BlockParameters &wx = state_block(stage.state), &wp = pred_block(stage.pred);
+  x = x && wx.norm2 != kNoParameter, p = p && wp.norm2 != kNoParameter;  // else a block of attention alone
+  const int64_t fx = ffn_width(c.state, stage.state), fp = ffn_width(c.pred, stage.pred);
+  norm(x, p, wx.norm2, wp.norm2);
+  const Rows n = rows(b_.n, c.state.width, c.pred.width), gate_up = rows(b_.gate_up, 2 * fx, 2 * fp),
+             h = rows(b_.h, fx, fp), delta = rows(b_.delta, c.state.width, c.pred.width);
+  each(x, p, wx.gate_up == wp.gate_up && wx.down == wp.down, [&](Part part) {
+    const BlockParameters& w = part == Part::p ? wp : wx;
+    multiply(of(n, part), weight(w.gate_up), of(gate_up, part));
+    ops::swiglu_forward(ex_, of(gate_up, part), of(h, part));
+    multiply(of(h, part), weight(w.down), of(delta, part));
+  });
+  if (x) x_pending_ = true;
+  if (p) p_pending_ = true;
+}
+
+// One FFN reads what the gates make of both streams' rows, and both take its output.
+void Decoder::pooled(int64_t block) {
+  const ModelConfig& c = plan_.config;
+  const BlockParameters& w = params_.state[size_t(block)];
+  norm(true, true, w.norm2, pred_block(block).norm2);
+  const Rows n = rows(b_.n, c.state.width, c.pred.width), delta = rows(b_.delta, c.state.width, c.pred.width);
+  const int64_t width = ffn_width(c.state, block);
+  const Tensor m = rows(b_.pool_m, c.state.width, 0).x, f = rows(b_.pool_f, c.state.width, 0).x,
+               gate_up = rows(b_.gate_up, 2 * width, 0).x, h = rows(b_.h, width, 0).x;
+  const auto gate = [&](int64_t i) { return rows(b_.gates.cols_from(i * x_rows_, x_rows_), 1, 0).x; };
+  const bool state_takes = plan_.state[size_t(block)] == Need::all;
+  const auto of_state = [&](Tensor t) { return state_takes ? t : Tensor{}; };
+  const ops::GateRows gates{gate(0), of_state(gate(1)), gate(2)};
+  ops::pool_forward(ex_, n.x, n.p, {master(w.pool_in), of_state(master(w.pool_state)), master(w.pool_pred)},
+                    gates, m);
+  multiply(m, weight(w.gate_up), gate_up);
+  ops::swiglu_forward(ex_, gate_up, h);
+  multiply(h, weight(w.down), f);
+  ops::scatter_forward(ex_, f, gates, of_state(delta.x), delta.p);
+  x_pending_ = state_takes, p_pending_ = true;
+}
+
+Tensor Decoder::readout() {
+  const ModelConfig& c = plan_.config;
+  const auto picked = int64_t(picks_.size());
+  const Tensor logits = b_.logits.rows_from(0, picked);
+  if (picked == 0) return logits;
+  const bool pred = c.readout == Readout::pred;
+  const Rows residual = rows(b_.residual, c.state.width, c.pred.width),
+             delta = rows(b_.delta, c.state.width, c.pred.width);
+  const bool pending = pred ? p_pending_ : x_pending_;
+  const Tensor n = b_.final_n.rows_from(0, picked);
+  ops::rmsnorm_forward(ex_, pred ? residual.p : residual.x, pending ? (pred ? delta.p : delta.x) : Tensor{},
+                       master(params_.final_norm), eps(), b_.final_s.rows_from(0, picked), n,
+                       b_.final_rstd.rows_from(0, picked), picks_);
+  multiply(n, weight(params_.head), logits);
+  return logits;
+}
+
+}  // namespace sps

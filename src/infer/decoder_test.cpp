@@ -1,0 +1,177 @@
+#include "infer/decoder.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "infer/test_decoder.h"
+
+namespace sps {
+namespace {
+
+// How several texts are decoded together: text t joins at step `join[t]`, its first `prompt[t]` ids come in
+// pieces of at most `piece`, the others one at a time.
+struct Schedule {
+  std::vector<int64_t> join, prompt;
+  int64_t piece = 1;
+};
+
+// Logits by text and position, where the schedule gives some.
+using Logits = std::map<std::pair<size_t, int64_t>, std::vector<double>>;
+
+Logits decode(Decoder& decoder, const std::vector<std::vector<int32_t>>& texts, const Schedule& schedule) {
+  Logits all;
+  std::vector<int64_t> slots(texts.size(), -1), done(texts.size(), 0);
+  for (int64_t now = 0, left = int64_t(texts.size()); left > 0; ++now) {
+    std::vector<Decoder::Run> runs;
+    std::vector<size_t> who;
+    for (size_t t = 0; t < texts.size(); ++t) {
+      const auto length = int64_t(texts[t].size());
+      if (now < schedule.join[t] || done[t] == length) continue;
+      if (done[t] == 0) slots[t] = decoder.open();
+      if (slots[t] < 0) continue;
+      const int64_t of_prompt = schedule.prompt[t] - done[t];
+      const int64_t n = of_prompt > 0 ? std::min(of_prompt, schedule.piece) : 1;
+      runs.push_back({slots[t], std::span(texts[t]).subspan(size_t(done[t]), size_t(n)),
+                      std::max<int64_t>(0, of_prompt - n)});
+      who.push_back(t);
+    }
+    if (runs.empty()) continue;
+    const Tensor logits = decoder.step(runs);
+    int64_t row = 0;
+    for (size_t r = 0; r < runs.size(); ++r) {
+      const size_t t = who[r];
+      done[t] += int64_t(runs[r].tokens.size());
+      if (runs[r].left == 0) all[{t, done[t] - 1}] = row_of(logits, row++);
+      if (done[t] == int64_t(texts[t].size())) decoder.close(slots[t]), --left;
+    }
+    EXPECT_EQ(row, logits.rows);
+  }
+  return all;
+}
+
+class DecoderTest : public ModelTest {
+ protected:
+  DecoderTest() : config_(resolve(GetParam().keys)) {
+    for (const auto& [length, seed] : {std::pair{12, 1}, {12, 2}, {7, 3}, {1, 4}, {10, 5}})
+      texts_.push_back(random_text(config_, length, uint64_t(seed), seed != 2));
+  }
+  static DecoderOptions small() { return {.slots = 3, .page = 4, .step_rows = 20}; }
+
+  ModelConfig config_;
+  std::vector<std::vector<int32_t>> texts_;
+  // Three at a time; prompts of any length, at once, in pieces, or one by one; a slot is used again.
+  const std::vector<Schedule> schedules_{{{0, 0, 0, 0, 0}, {1, 1, 1, 1, 1}, 1},
+                                         {{0, 2, 1, 3, 4}, {5, 12, 3, 1, 9}, 12},
+                                         {{3, 0, 2, 1, 9}, {11, 6, 7, 1, 8}, 3},
+                                         {{0, 0, 5, 5, 6}, {12, 12, 6, 1, 10}, 5}};
+};
+
+// The bar of the whole room: what decoding gives is what one pass over the text gives, at every position. In
+// bf16 both round to 8 bits a dozen times a block, each in its own way, which these narrow models magnify:
+// there decoding must be as near to the reference as the dense pass is (root mean square over the positions).
+TEST_P(DecoderTest, EqualsTheDenseForwardPass) {
+  const auto reference = dense_model(config_, DType::f64);
+  std::vector<std::vector<std::vector<double>>> truth;
+  for (const auto& text : texts_) truth.push_back(dense_logits(*reference, text));
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    const auto model = dense_model(config_, dtype);
+    std::vector<std::vector<std::vector<double>>> dense;
+    for (const auto& text : texts_) dense.push_back(dense_logits(*model, text));
+    Decoder decoder(config_, model->parameters(), model->store(), small());
+    for (size_t s = 0; s < schedules_.size(); ++s) {
+      double worst = 0, squares = 0, dense_squares = 0;
+      for (const auto& [at, logits] : decode(decoder, texts_, schedules_[s])) {
+        const auto& [text, position] = at;
+        const auto& want = dense[text][size_t(position)];
+        const double d = relative_difference(logits, want);
+        worst = d <= worst ? worst : d;  // a NaN is kept
+        squares += std::pow(relative_difference(logits, truth[text][size_t(position)]), 2);
+        dense_squares += std::pow(relative_difference(want, truth[text][size_t(position)]), 2);
+      }
+      if (dtype == DType::bf16)
+        EXPECT_LE(std::sqrt(squares), 1.5 * std::sqrt(dense_squares)) << "schedule " << s;
+      else
+        EXPECT_LE(worst, dtype == DType::f64 ? 1e-10 : 1e-4) << dtype_name(dtype) << " schedule " << s;
+    }
+    EXPECT_EQ(decoder.free_pages(), decoder.options().pages);
+  }
+}
+
+// The same bits alone and in company, whatever the pieces of the prompt.
+TEST_P(DecoderTest, BitsDependOnTheTextAlone) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto model = dense_model(config_, dtype);
+    Decoder decoder(config_, model->parameters(), model->store(), small());
+    std::vector<Logits> alone;
+    for (const auto& text : texts_) alone.push_back(decode(decoder, {text}, {{0}, {1}, 1}));
+    for (size_t s = 0; s < schedules_.size(); ++s)
+      for (const auto& [at, logits] : decode(decoder, texts_, schedules_[s])) {
+        const auto truth = alone[at.first].find({0, at.second});
+        ASSERT_TRUE(logits == truth->second)
+            << dtype_name(dtype) << " schedule " << s << " text " << at.first << " position " << at.second;
+      }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, DecoderTest, testing::ValuesIn(test_models()), test_name);
+
+// Widths and heads as real models have them, texts of several pages: here bf16 stays within 2e-2 at every
+// position.
+TEST(Decoder, LongerTextsOfWiderModels) {
+  const OneThread one_thread;
+  for (const auto& [family, window] :
+       std::vector<std::pair<std::string, int64_t>>{{"standard", kWindowAuto},
+                                                    {"sps", 16},
+                                                    {"sps", 0},
+                                                    {"reverse_sps", 20},
+                                                    {"delayed_state", 5},
+                                                    {"free_pause", kWindowAuto},
+                                                    {"free_pause", 30},
+                                                    {"two_tower", kWindowAuto},
+                                                    {"sequential", kWindowAuto}}) {
+    ModelKeys keys = small_keys(family, window);
+    keys.context = 200, keys.d_model = 128, keys.heads = 2, keys.d_ffn = {320};
+    const ModelConfig c = resolve(keys);
+    std::vector<int32_t> text = random_text(c, 200, 3, false);
+    text[20] = text[70] = text[71] = int32_t(c.eot);
+    for (const auto& [dtype, tolerance] : {std::pair{DType::f32, 1e-4}, {DType::bf16, 2e-2}}) {
+      const auto model = dense_model(c, dtype, 4, 0.09);
+      const auto dense = dense_logits(*model, text);
+      Decoder decoder(c, model->parameters(), model->store(), {.slots = 1, .page = 16, .step_rows = 70});
+      for (const int64_t prompt : {1, 150}) {
+        double worst = 0, squares = 0, count = 0;
+        for (const auto& [at, logits] : decode(decoder, {text}, {{0}, {prompt}, 70})) {
+          const double d = relative_difference(logits, dense[size_t(at.second)]);
+          worst = d <= worst ? worst : d;
+          squares += d * d, ++count;
+        }
+        EXPECT_LE(dtype == DType::f32 ? worst : std::sqrt(squares / count), tolerance)
+            << family << " " << window << " " << dtype_name(dtype) << " prompt " << prompt;
+      }
+    }
+  }
+}
+
+// A batch whose rows and keys are cut into pieces for the threads.
+TEST(Decoder, ThreadsChangeNothing) {
+  ModelKeys keys = small_keys("sps", 16);
+  keys.context = 200, keys.d_model = 128, keys.heads = 2, keys.d_ffn = {320};
+  const ModelConfig c = resolve(keys);
+  const std::vector<std::vector<int32_t>> texts{random_text(c, 200, 1, false), random_text(c, 90, 2, false)};
+  const int before = thread_count();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto model = dense_model(c, dtype, 4, 0.09);
+    Logits made[2];
+    for (const int threads : {1, 2}) {
+      set_thread_count(threads);
+      Decoder decoder(c, model->parameters(), model->store(), {.slots = 2, .page = 16, .step_rows = 120});
+      made[threads - 1] = decode(decoder, texts, {{0, 20}, {100, 60}, 60});
+    }
+    EXPECT_TRUE(made[0] == made[1]) << dtype_name(dtype);
+  }
+  set_thread_count(before);
+}
+
+}  // namespace
+}  // namespace sps

@@ -1,0 +1,83 @@
+// Attention of the new rows of several sequences over keys that earlier steps have kept (a cache) and over
+// the rows of the step itself: decoding one position of every sequence, and prompts taken in pieces. The
+// formula, bands and documents are those of attention.h: one softmax over the union of up to three key sets,
+// for one or two query streams (states x and predictions p), which read every key once for both.
+//
+// Runs      A step consists of runs: run r is a few consecutive positions of the sequence in slot[r]. Of
+// stream
+//           s it has the rows row[r] .. row[r] + count[r] - 1, at positions begin[r], begin[r] + 1, ...; keys
+//           of positions before first[r] do not exist (predictions that were never computed).
+// Visible   position j to a query at position i  iff  lo <= i - j <= hi, j >= document start of the query's
+//           row, j >= first. Keys before begin[r] come from the cache, the others from the step's own rows.
+// Cache     Position j of slot s lies in row j % rows of a block: of page page_table[s * pages_per_slot + j /
+// rows]
+//           where it is paged (everything is kept), of slot s where it is a ring (the last `rows` positions).
+//           In a block the rows of a head lie together: k, v are [blocks * kv_heads * rows, head_dim].
+// Shapes    q, o [rows of the stream, heads*head_dim]; a set's k, v [rows of its stream, kv_heads*head_dim].
+//           Query head h reads key head h / (heads / kv_heads). All lists are int32 in the device's memory.
+// Types     q, k, v, o and the cache of one act dtype (f32, bf16; f64 in the reference). Softmax in f32.
+// Errors    CPU alone. Shapes are SPS_CHECKed; a band must not reach further back than a ring.
+//
+// The bits of a row depend on its query, the keys it sees and their positions: not on how a sequence is cut
+// into steps, on the other rows of the step, or on the number of threads. A row that sees nothing gives
+// zeros.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "ops/attention/attention.h"
+#include "tensor/exec.h"
+
+namespace sps::ops {
+
+struct KeyCache {
+  Tensor k, v;       // empty: nothing is kept
+  int64_t rows = 0;  // of a page, or of a ring
+  bool paged = false;
+};
+
+struct PageTable {
+  std::span<const int32_t> pages;  // [slots, per_slot]
+  int64_t per_slot = 0;
+};
+
+// The rows of one stream in a step. Lists of one number a run, but for document_start: one a row, the first
+// position of the row's document in its sequence.
+struct StepRows {
+  std::span<const int32_t> row, count, begin, first;
+  std::span<const int32_t> document_start;
+};
+
+struct DecodeStep {
+  int64_t runs = 0;
+  int64_t longest = 0;  // most rows of a run
+  std::span<const int32_t> slot;
+  std::array<StepRows, kMaxQueryStreams> stream;
+  PageTable table;
+};
+
+struct DecodeShape {
+  int64_t heads = 1, kv_heads = 1, head_dim = 1;
+  float scale = 1;
+};
+
+struct DecodeQueries {  // q empty: the stream is absent
+  Tensor q, o;
+  std::array<Band, kMaxKeySets> band{Band::none(), Band::none(), Band::none()};
+};
+struct DecodeKeys {  // k empty: the set is absent, no band may ask for it
+  Tensor k, v;
+  int stream = 0;  // whose rows k and v are
+  KeyCache cache;
+};
+
+void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
+                      const std::array<DecodeQueries, kMaxQueryStreams>& queries,
+                      const std::array<DecodeKeys, kMaxKeySets>& keys);
+
+// Puts the step's keys into their cache (a ring takes the last of them). After the attention that reads them.
+void keep_keys(const Exec& ex, const DecodeShape& shape, const DecodeStep& step, const DecodeKeys& keys);
+
+}  // namespace sps::ops

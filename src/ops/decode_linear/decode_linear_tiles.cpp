@@ -1,0 +1,99 @@
+// y^T = w x^T on AMX tiles: the weights are the left operand, whose tiles are loaded from where they lie; x
+// is laid out once as the right one. A number of y is one sum over all of k in the tile unit's own order, in
+// whatever column it stands, and zeros around the operands add nothing.
+#include "ops/decode_linear/decode_linear_kernels.h"
+
+#ifdef SPS_AMX
+
+#include <algorithm>
+
+#include "base/threads.h"
+#include "ops/linear/row_product.h"
+#include "ops/linear/transpose.h"
+#include "tensor/arena.h"
+
+namespace sps::ops {
+
+namespace {
+
+using namespace tiles;
+
+constexpr int64_t kChunk = 256;   // rows of x that are laid out at once: they stay in the second-level cache
+constexpr int64_t kPieces = 128;  // most pieces of work
+constexpr int64_t kAhead = 32;    // cache lines of the next weights asked for at each step
+
+template <class Y>
+void store(const float* sums, Tensor y, int64_t row, int64_t col) {
+  alignas(64) float turned[kSumTile];
+  for (int64_t i = 0; i < 2; ++i) {
+    const int64_t cols = std::min<int64_t>(16, y.cols - col - 16 * i);
+    for (int64_t j = 0; j < 2; ++j) {
+      const int64_t from = row + 16 * j, rows = std::min<int64_t>(16, y.rows - from);
+      if (rows <= 0 || cols <= 0) continue;
+      transpose_block(sums + (2 * i + j) * kSumTile, 16, turned, 16);
+      for (int64_t r = 0; r < rows; ++r)
+        store_lanes(y.row<Y>(from + r) + col + 16 * i, load_lanes(turned + 16 * r, AllLanes{}),
+                    __mmask16((1U << cols) - 1));
+    }
+  }
+}
+
+// Up to kChunk rows.
+void chunk_of_rows(Tensor x, Tensor w, Tensor y) {
+  const int64_t k = x.cols, steps = ceil_div(k, kSide), whole = k / kSide;
+  const int64_t panels = ceil_div(x.rows, kSide), units = ceil_div(w.rows, kSide);
+  const int64_t panel_size = steps * kBlockSize;
+  const size_t panels_bytes = size_t(panels * panel_size) * sizeof(bf16);
+  const size_t own_bytes = size_t(panel_size) * sizeof(bf16);
+  // The calling thread keeps x in front of its own working memory: 32 rows of w with zeros around them.
+  std::byte* shared = thread_scratch(ScratchSlot::gemm, panels_bytes + own_bytes);
+  auto* x_panels = reinterpret_cast<bf16*>(shared);
+  const int caller = thread_index();
+  lay_out_panels(x, true, panels, steps, x_panels);
+
+  const int64_t group = ceil_div(units, kPieces);
+  parallel_for(ceil_div(units, group), [&](int64_t piece) {
+    auto* padded = reinterpret_cast<bf16*>(
+        thread_index() == caller ? shared + panels_bytes : thread_scratch(ScratchSlot::gemm, own_bytes));
+    alignas(64) float sums[kBlockSize];
+    const TileSession session;
+    for (int64_t unit = piece * group; unit < std::min(units, (piece + 1) * group); ++unit) {
+      const int64_t col = unit * kSide, cols = std::min(kSide, w.rows - col);
+      const bf16* from = w.row<bf16>(col);
+      int64_t stride = w.stride, direct = whole;
+      if (cols < kSide) {
+        pad_rows(from, stride, cols, k, padded, steps * kSide);
+        from = padded, stride = steps * kSide, direct = steps;
+      } else if (whole < steps) {
+        pad_rows(from + whole * kSide, stride, kSide, k - whole * kSide, padded, kSide);
+      }
+      RowPrefetch ahead(w.as<bf16>(), w.stride, k, col + kSide, std::min(col + 2 * kSide, w.rows));
+      for (int64_t p = 0; p < panels; ++p) {
+        const bf16* panel = x_panels + p * panel_size;
+        if (direct > 0)
+          multiply({from, stride, 16 * stride, kSide}, panel, direct, sums, false,
+                   [&] { ahead.some(kAhead); });
+        if (direct < steps)
+          multiply({padded, kSide, 16 * kSide, kSide}, panel + direct * kBlockSize, 1, sums, direct > 0,
+                   [] {});
+        if (y.dtype == DType::bf16)
+          store<bf16>(sums, y, p * kSide, col);
+        else
+          store<float>(sums, y, p * kSide, col);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void decode_linear_on_tiles(Tensor x, Tensor w, Tensor y) {
+  for (int64_t row = 0; row < x.rows; row += kChunk) {
+    const int64_t rows = std::min(kChunk, x.rows - row);
+    chunk_of_rows(x.rows_from(row, rows), w, y.rows_from(row, rows));
+  }
+}
+
+}  // namespace sps::ops
+
+#endif
