@@ -81,15 +81,21 @@ const std::vector<Preset>& presets() {
 }
 
 // Four steps of 4 windows of 128 tokens in two micro-batches: the rate of one batch (twice), of the plateau,
-// of the first step of the decay. No more: each step of AdamW multiplies what rounding does to small
-// gradients, and after a fifth another order of sums shows at 1e-5.
+// of the first step of the decay. No more, and at a calm rate: each step of AdamW multiplies what rounding
+// does to small gradients, and at the recipes' rate another order of sums shows after the third.
 RunConfig four_steps(const Preset& preset, const fs::path& data) {
   std::string recipe = "demo_" + std::string(preset.name);
   if (recipe.ends_with("_state")) recipe.resize(recipe.size() - 6);
-  std::vector<std::string> overrides{
-      "context=128",       "train.global_batch=4",       "train.micro_batch=2",
-      "train.tokens=2048", "schedule.warmup_tokens=768", "schedule.decay_tokens=768",
-      "run.dtype=f32",     "data.dir=" + data.string()};
+  std::vector<std::string> overrides{"context=128",
+                                     "train.global_batch=4",
+                                     "train.micro_batch=2",
+                                     "train.tokens=2048",
+                                     "schedule.warmup_tokens=768",
+                                     "schedule.decay_tokens=768",
+                                     "optim.lr=0.0005",
+                                     "optim.min_lr=0.0001",
+                                     "run.dtype=f32",
+                                     "data.dir=" + data.string()};
   overrides.insert(overrides.end(), preset.overrides.begin(), preset.overrides.end());
   return load_run_config(recipe + "_100k", overrides);
 }

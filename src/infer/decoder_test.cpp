@@ -98,6 +98,32 @@ TEST_P(DecoderTest, EqualsTheDenseForwardPass) {
   }
 }
 
+// Where the end of text opens the document behind it, its row belongs to that one.
+TEST(Decoder, AnEndOfTextThatBeginsADocumentIsSeenInIt) {
+  for (const char* family : {"standard", "sps", "delayed_state", "free_pause", "sequential"}) {
+    ModelKeys keys = test_models().front().keys;
+    keys.family = family, keys.bos = keys.eot;
+    keys.window = std::string(family) == "sps" || std::string(family) == "delayed_state" ? 2 : kWindowAuto;
+    const ModelConfig c = resolve(keys);
+    ASSERT_TRUE(c.eot_begins());
+    const auto model = dense_model(c, DType::f64);
+    const std::vector<int32_t> text{int32_t(c.eot), 3, 4, int32_t(c.eot), int32_t(c.eot), 5, 6, 7,
+                                    int32_t(c.eot), 8};
+    const auto want = dense_logits(*model, text);
+    for (const int64_t piece : {1, 3, 10}) {
+      Decoder decoder(c, model->parameters(), model->store(), {.slots = 1, .page = 4, .step_rows = 20});
+      for (const auto& [at, logits] : decode(decoder, {text}, {{0}, {piece}, piece}))
+        EXPECT_LE(relative_difference(logits, want[size_t(at.second)]), 1e-10)
+            << family << " position " << at.second;
+    }
+    // A row that the wrong rule would let see more, or less: the one behind the second end of text.
+    ModelKeys other = keys;
+    other.bos = -1;
+    const auto differs = dense_model(resolve(other), DType::f64);
+    EXPECT_GT(relative_difference(dense_logits(*differs, text)[5], want[5]), 1e-3) << family;
+  }
+}
+
 // The same bits alone and in company, whatever the pieces of the prompt.
 TEST_P(DecoderTest, BitsDependOnTheTextAlone) {
   for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -119,9 +119,11 @@ struct TestInput {
       int32_t start = 0;
       for (int64_t i = 0; i < length; ++i) {
         const auto at = size_t(r * length + i);
+        const bool end = tokens[at] == c.eot;
+        if (end && c.eot_begins()) start = int32_t(i);
         document_start.push_back(start);
         positions.push_back(int32_t(i));
-        if (tokens[at] == c.eot) start = int32_t(i) + 1, targets[at] = -1;
+        if (end && !c.eot_begins()) start = int32_t(i) + 1, targets[at] = -1;
       }
     }
   }

@@ -57,10 +57,17 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
-// One arrival per warp, once all its lanes are through with what the barrier guards.
+// A warp arrives once all its lanes are through with what the barrier guards: one lane for all of them, after
+// they have met. racecheck follows only what each thread does itself, so in a build for it every lane
+// arrives.
+#ifdef SPS_RACECHECK
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
 __device__ __forceinline__ void warp_arrive(uint32_t barrier) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  if (threadIdx.x % 32 < kWarpArrivals) barrier_arrive(barrier);
 }
 
 // Barriers among warps by number: `threads` of them take part, arriving or waiting.

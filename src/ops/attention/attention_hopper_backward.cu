@@ -321,19 +321,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   char* smem = memory + (1024 - smem_address(memory) % 1024) % 1024;
   if (threadIdx.x == 0) {
     const uint32_t base = smem_address(smem);
-    barrier_init(base + Shape::kKvFull, 1), barrier_init(base + Shape::kKvEmpty, Shape::kWarps);
+    barrier_init(base + Shape::kKvFull, 1),
+        barrier_init(base + Shape::kKvEmpty, kWarpArrivals * Shape::kWarps);
     for (int s = 0; s < 2; ++s) {
       barrier_init(base + Shape::kTileFull + 8 * s, 1);
-      barrier_init(base + Shape::kTileEmpty + 8 * s, Shape::kWarps + 1);
-      barrier_init(base + Shape::kScoresFull + 8 * s, Shape::kWarps);
-      barrier_init(base + Shape::kScoresEmpty + 8 * s, Shape::kWarps);
-      barrier_init(base + Shape::kDqFull + 8 * s, Shape::kWarps / Shape::kGroups);
+      barrier_init(base + Shape::kTileEmpty + 8 * s, kWarpArrivals * Shape::kWarps + 1);
+      barrier_init(base + Shape::kScoresFull + 8 * s, kWarpArrivals * Shape::kWarps);
+      barrier_init(base + Shape::kScoresEmpty + 8 * s, kWarpArrivals * Shape::kWarps);
+      barrier_init(base + Shape::kDqFull + 8 * s, kWarpArrivals * Shape::kWarps / Shape::kGroups);
       barrier_init(base + Shape::kDqEmpty + 8 * s, 1);
     }
     for (int s = 0; s < Shape::kStages; ++s) {
       barrier_init(base + Shape::kQFull + 8 * s, 1), barrier_init(base + Shape::kDoFull + 8 * s, 1);
-      barrier_init(base + Shape::kQEmpty + 8 * s, Shape::kWarps);
-      barrier_init(base + Shape::kDoEmpty + 8 * s, Shape::kWarps);
+      barrier_init(base + Shape::kQEmpty + 8 * s, kWarpArrivals * Shape::kWarps);
+      barrier_init(base + Shape::kDoEmpty + 8 * s, kWarpArrivals * Shape::kWarps);
     }
     barrier_init_fence();
   }

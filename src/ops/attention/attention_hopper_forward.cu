@@ -374,16 +374,16 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   char* smem = memory + (1024 - smem_address(memory) % 1024) % 1024;
   if (threadIdx.x == 0) {
     const uint32_t base = smem_address(smem);
-    barrier_init(base + Shape::kQFull, 1), barrier_init(base + Shape::kQEmpty, Shape::kWarps);
+    barrier_init(base + Shape::kQFull, 1), barrier_init(base + Shape::kQEmpty, kWarpArrivals * Shape::kWarps);
     for (int s = 0; s < 2; ++s) {
       barrier_init(base + Shape::kItemFull + 8 * s, 1);
-      barrier_init(base + Shape::kItemEmpty + 8 * s, Shape::kWarps);
+      barrier_init(base + Shape::kItemEmpty + 8 * s, kWarpArrivals * Shape::kWarps);
     }
     for (int s = 0; s < Shape::kStages; ++s) {
       barrier_init(base + Shape::kKFull + 8 * s, 1);
       barrier_init(base + Shape::kVFull + 8 * s, 1);
-      barrier_init(base + Shape::kKEmpty + 8 * s, Shape::kWarps);
-      barrier_init(base + Shape::kVEmpty + 8 * s, Shape::kWarps);
+      barrier_init(base + Shape::kKEmpty + 8 * s, kWarpArrivals * Shape::kWarps);
+      barrier_init(base + Shape::kVEmpty + 8 * s, kWarpArrivals * Shape::kWarps);
     }
     barrier_init_fence();
     for (int s = 0; s < p.streams; ++s) prefetch_map(&maps.q[s]);
