@@ -12,7 +12,6 @@
 #include "model/load.h"
 #include "program.h"
 #include "score/model_input.h"
-#include "tokenizer/stream_decoder.h"
 #include "tokenizer/test_score_bpe.h"
 
 namespace sps {

@@ -165,13 +165,13 @@ TEST_F(GoldenTest, PresetsAreDifferentModels) {
       }
 }
 
-// Rates of the steps above, by hand: the peak is 2e-3, the last step is 512 of the 768 tokens of decay before
-// the end.
+// Rates of the steps above, by hand: the peak is 5e-4, the end 1e-4, the last step is 512 of the 768 tokens
+// of decay before the end.
 TEST_F(GoldenTest, StepsCrossTheWholeSchedule) {
   if (updating()) GTEST_SKIP() << "the stored file is being written";
   const Json want = Json::parse(read_text(golden("steps.json"))).at("presets");
   for (const auto& [name, values] : want.items()) {
-    const double rates[] = {2e-3 * 512 / 768, 2e-3 * 512 / 768, 2e-3, 2e-4 + 512.0 / 768 * 1.8e-3};
+    const double rates[] = {5e-4 * 512 / 768, 5e-4 * 512 / 768, 5e-4, 1e-4 + 512.0 / 768 * 4e-4};
     for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(values.at("lr")[i].get<double>(), rates[i], 1e-12) << name;
   }
 }
