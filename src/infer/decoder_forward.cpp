@@ -108,13 +108,12 @@ void Decoder::forward() {
       if (plan_.read_head) read_keys(size_t(caches_.find(KeyPair::read_head, 0)), params_.read_head, 0);
     }
   }
+  std::vector<ops::DecodeKeys> kept;
   for (size_t i = 0; i < keys_.size(); ++i) {
-    const KeyPair& pair = caches_.pairs()[i];
-    const bool pred = pair.source == KeyPair::pred;
-    if (pred && p_rows_ == 0) continue;
-    ops::keep_keys(ex_, {pair.kv_heads, pair.kv_heads, c.head_dim, 1}, lists_,
-                   {keys_[i].k, keys_[i].v, pred ? 1 : 0, caches_.cache(i)});
+    const bool pred = caches_.pairs()[i].source == KeyPair::pred;
+    if (!pred || p_rows_ > 0) kept.push_back({keys_[i].k, keys_[i].v, pred ? 1 : 0, caches_.cache(i)});
   }
+  ops::keep_keys(ex_, c.head_dim, lists_, kept);
 }
 
 // Runs a sub-layer for the streams that take part: once for the rows of both where it is the same for them.
