@@ -4,16 +4,17 @@
 // who keeps keys and for how long is the Plan's word; the mathematics is that of model/forward.cpp.
 //
 // The bits of a sequence do not depend on what else is in its steps, nor on how its prompt is cut into pieces
-// (CPU). An end of text in a sequence hides everything before it (itself not where it opens the text behind
-// it, see ModelConfig::eot_begins), positions go on.
+// (on a GPU: as far as decode_linear keeps that). An end of text in a sequence hides everything before it
+// (itself not where it opens the text behind it, see ModelConfig::eot_begins), positions go on.
 //
 // Every operation is issued on the device in order, lists of numbers lie in its memory, and for the same
-// counts of rows a step issues the same operations whatever the lengths and places of the sequences. All of
-// them but decode_attention have code for GPUs; until that has, weights on a GPU are refused (SPS_CHECK).
+// counts of rows a step issues the same operations whatever the lengths and places of the sequences. So on a
+// GPU steps of one position a run are recorded as graphs, one for each set of counts, and started as a whole.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "model/parameters.h"
 #include "model/rope_tables.h"
 #include "tensor/device.h"
+#include "tensor/graph.h"
 
 namespace sps {
 
@@ -34,6 +36,7 @@ struct DecoderOptions {
   // where something is kept in rings: a ring holds the end of a text alone, and cannot be made without the
   // keys before it.
   bool share_prefixes = true;
+  bool graphs = true;  // on a GPU; they change no bit
 };
 
 struct DecoderMemory {
@@ -116,6 +119,8 @@ class Decoder {
     return ids.subspan(size_t(page * options_.page), size_t(options_.page));
   }
 
+  // The step that the lists describe, by a graph where there is one.
+  void issue();
   void forward();
   void start_prediction();
   template <class SubLayer>
@@ -153,6 +158,19 @@ class Decoder {
   std::vector<Slot> slots_;
   PagePool pool_;
   std::vector<int32_t> table_;  // pages of each slot
+
+  // What a step's operations depend on, and what is known of such steps.
+  struct Counts {
+    int64_t runs, x_rows, p_rows, picks;
+    auto operator<=>(const Counts&) const = default;
+  };
+  struct Recorded {
+    StreamGraph graph;      // none: its operations have run once, everything is allocated
+    uint64_t last_use = 0;  // number of the step
+  };
+  std::map<Counts, Recorded> graphs_;
+  size_t growths_ = 0;  // of scratch: the graphs name its places
+  uint64_t steps_ = 0;
 
   Arena memory_;
   Buffers b_;

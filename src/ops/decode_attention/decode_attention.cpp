@@ -71,9 +71,8 @@ void keep_keys(const Exec& ex, int64_t head_dim, const DecodeStep& step, std::sp
     const int64_t kv_heads = set.k.cols / head_dim;
     const DecodeShape shape{kv_heads, kv_heads, head_dim, 1};
     check_step(shape, step);
-    check_keys(shape, step, set, keys.front().k.dtype);
+    check_keys(shape, step, set, set.k.dtype);
   }
-  if (keys.empty()) return;
   if constexpr (kCudaBuilt) {
     if (ex.device == Device::cuda) return keep_keys_cuda(ex, head_dim, step, keys);
   }

@@ -151,8 +151,9 @@ void decode_attention_cuda(const Exec& ex, const DecodeShape& shape, const Decod
 
 void keep_keys_cuda(const Exec& ex, int64_t head_dim, const DecodeStep& step,
                     std::span<const DecodeKeys> keys) {
-  if (step.runs == 0 || step.longest == 0) return;
-  const DType dtype = keys.front().k.dtype;
+  const auto some = std::ranges::find_if(keys, [](const DecodeKeys& set) { return bool(set.cache.k); });
+  if (some == keys.end() || step.runs == 0 || step.longest == 0) return;
+  const DType dtype = some->k.dtype;
   decode::Keep keep{};
   for (size_t s = 0; s < step.stream.size(); ++s) {
     const StepRows& rows = step.stream[s];
@@ -172,6 +173,7 @@ void keep_keys_cuda(const Exec& ex, int64_t head_dim, const DecodeStep& step,
   };
   for (const DecodeKeys& set : keys) {
     if (!set.cache.k) continue;
+    SPS_CHECK(set.k.dtype == dtype);
     if (pairs == decode::kPairsOfLaunch) flush();
     decode::KeptPair& to = keep.pair[pairs++];
     to.k = set.k.data, to.v = set.v.data, to.k_stride = set.k.stride, to.v_stride = set.v.stride;
