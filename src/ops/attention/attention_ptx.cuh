@@ -26,6 +26,15 @@ __device__ inline void copy_async_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// Closes the group of the copies issued since the last one; waits for all groups but the last n.
+__device__ inline void copy_async_close() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int n>
+__device__ inline void copy_async_wait_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+}
+
 // Four 8x8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8 and gets of
 // matrix m, in x[m], columns 2 (l % 4) and the next of row l / 4.
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {
@@ -38,6 +47,13 @@ __device__ inline void load_matrices_transposed(uint32_t (&x)[4], uint32_t addre
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(address));
+}
+
+// An 8x8 matrix of 16-bit numbers, transposed; lane l has columns 2 (l % 4) and the next of row l / 4.
+__device__ inline uint32_t transpose_matrix(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
 }
 
 // c += a b, a [16, 16] and b [16, 8] bf16, c [16, 8] f32. With g = lane / 4, t = 2 (lane % 4), pairs are of

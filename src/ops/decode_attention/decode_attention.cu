@@ -31,8 +31,10 @@ int64_t most_chunks(const DecodeQuerySet& queries, const sps::ops::DecodeKeys& k
   return most;
 }
 
+// Whether rows can be moved 16 bytes at a time, however many there are: one row must take the same way as
+// many.
 bool aligned(const Tensor& t) {
-  return t.empty() || rows_aligned(16, t);
+  return t.empty() || (rows_aligned(16, t) && size_t(t.stride) * dtype_size(t.dtype) % 16 == 0);
 }
 
 Problem make_problem(const DecodeShape& shape, const DecodeStep& step, const DecodeQuerySet& queries,

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, D == 64   ? 6
       copy_chunk<D>(values_of<uint16_t>(p, which.set, key_head), where, from, shared.tiles.v);
     else
       copy_chunk<D>(keys_of<uint16_t>(p, which.set, key_head), where, from, shared.tiles.k);
-    close_copies();
+    attention::copy_async_close();
   };
   if (n < items) {
     copy(false, From::cache, item, shared.tiles.where[0]);
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, D == 64   ? 6
     copy_chunk<D>(values_of<uint16_t>(p, item.set, key_head), shared.tiles.where[0], From::step,
                   shared.tiles.v);
   }
-  close_copies();
+  attention::copy_async_close();
   uint32_t q[1][D / 16][2];
   {
     const bool there = lane / 4 < live;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, D == 64   ? 6
     const Item following = item_of(shared.sets, next);
     if (next < items)
       find_key(p, shared.sets[following.set], following, run, key_head, shared.tiles.where[turn ^ 1]);
-    fresh ? copies_but<0>() : copies_but<2>();
+    fresh ? attention::copy_async_wait_but<0>() : attention::copy_async_wait_but<2>();
     __syncthreads();  // keys are there
     float s[kWarpTiles][1][4], top[1][2];
     const int own = warp * kWarpTiles * 16;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, D == 64   ? 6
     if (next < items)
       copy(false, From::both, following, shared.tiles.where[turn ^ 1]);
     else
-      close_copies();
+      attention::copy_async_close();
     float base[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, D == 64   ? 6
       weights_of(s[m][0], base, w);
       shared.weights[warp * kWarpTiles + m][lane] = make_uint2(w[0], w[1]);
     }
-    copies_but<2>();
+    attention::copy_async_wait_but<2>();
     const bool mixed = shared.sets[item.set].mixed(item.chunk);
     const bool dirty =
         attention::barrier_or(mixed, mixed && attention::has_nonfinite<D, kChunk>(shared.tiles.v));
@@ -205,8 +205,8 @@ __global__ void __launch_bounds__(kThreads, D == 64   ? 6
     if (next < items)
       copy(true, From::both, following, shared.tiles.where[turn ^ 1]);
     else
-      close_copies();
-    close_copies();
+      attention::copy_async_close();
+    attention::copy_async_close();
     n = next, item = following, fresh = false;
   }
 

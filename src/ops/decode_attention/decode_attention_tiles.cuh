@@ -24,15 +24,6 @@ struct ChunkTiles {
   int where[2][kChunk];  // of this chunk and of the next, in turns
 };
 
-// Copies of up to n groups may still be under way.
-template <int n>
-__device__ inline void copies_but(std::integral_constant<int, n> = {}) {
-  asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
-}
-__device__ inline void close_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
 // Finds this thread's key of a chunk.
 __device__ inline void find_key(const Problem& p, const SetKeys& keys, Item item, int run, int head,
                                 int* where) {
@@ -67,13 +58,6 @@ __device__ inline void load_query(const uint16_t* q, bool live, int head_dim, ui
       const int c = 16 * k + 8 * half + column;
       to[k][half] = live && c < head_dim ? *reinterpret_cast<const uint32_t*>(q + c) : 0;
     }
-}
-
-// The transposed 8x8 matrix.
-__device__ inline uint32_t transpose(uint32_t x) {
-  uint32_t y;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
 }
 
 // Scores of kTiles tiles of keys from row `first` on against kQueries tiles of queries, as dot products.
@@ -135,8 +119,9 @@ __device__ inline void tops_of(const float (&s)[kTiles][kQueries][4], float (&to
 __device__ inline void weights_of(const float (&s)[4], const float (&base)[2], uint32_t (&w)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    w[half] = transpose(attention::pack_bf16(attention::fast_exp2(__fsub_rn(s[2 * half], base[0])),
-                                             attention::fast_exp2(__fsub_rn(s[2 * half + 1], base[1]))));
+    w[half] = attention::transpose_matrix(
+        attention::pack_bf16(attention::fast_exp2(__fsub_rn(s[2 * half], base[0])),
+                             attention::fast_exp2(__fsub_rn(s[2 * half + 1], base[1]))));
 }
 
 // Sums over the chunk of weighted values, of 16 columns from 16 `block` on.
