@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace sps::ops::attention {
+namespace sps::ops {
 
 __device__ inline uint32_t shared_address(const void* p) {
   return uint32_t(__cvta_generic_to_shared(p));
@@ -20,6 +20,20 @@ __device__ inline void copy_async_4(void* to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(valid ? 4 : 0)
                : "memory");
+}
+// 16 bytes of a stream that is read once: the line's other half is asked for too.
+__device__ inline void copy_async_stream(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+// The copies issued since the last group become one; wait until at most kLeft groups are under way.
+__device__ inline void copy_async_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ inline void copy_async_wait_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 // Until this thread's copies have landed. Others see them after a barrier.
 __device__ inline void copy_async_wait() {
@@ -66,4 +80,4 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   return x;
 }
 
-}  // namespace sps::ops::attention
+}  // namespace sps::ops
