@@ -22,6 +22,7 @@
 #include "infer/page_pool.h"
 #include "model/parameters.h"
 #include "model/rope_tables.h"
+#include "ops/decode_linear/decode_linear.h"
 #include "tensor/device.h"
 #include "tensor/graph.h"
 
@@ -93,6 +94,10 @@ class Decoder {
   static Tensor of(const Rows& rows, Part part) {
     return part == Part::both ? rows.both : part == Part::x ? rows.x : rows.p;
   }
+  struct Wanted {  // by which streams
+    bool x = false, p = false;
+    bool operator==(const Wanted&) const = default;
+  };
   // Memory for the most rows of a step, read as rows of whatever width is asked for.
   struct Buffers {
     Tensor residual, delta, n, q, q_normed, o, gate_up, h, rstd, head_rstd;
@@ -126,10 +131,9 @@ class Decoder {
   template <class SubLayer>
   void each(bool x, bool p, bool alike, SubLayer&& sub_layer);
   void norm(bool x, bool p, int gain_x, int gain_p);
-  void multiply(Tensor x, Tensor w, Tensor y);
+  ops::DecodeRows normed(Part part, int gain);
   void rotate(Tensor x, int64_t heads, int64_t block, std::span<const int32_t> positions, int gain, Tensor y);
-  void project_queries(size_t stage, bool x, bool p);
-  void project_keys(size_t stage, bool x, bool p);
+  void project(size_t stage, Wanted queries, Wanted keys);
   void read_level(int64_t level);
   void read_keys(size_t pair, const BlockParameters& b, int64_t rope_block);
   void attention(const Stage& stage, bool x, bool p);
@@ -179,8 +183,7 @@ class Decoder {
 
   // The step under way.
   int64_t x_rows_ = 0, p_rows_ = 0;
-  bool x_pending_ = false, p_pending_ = false;  // delta is still to be added to the residual
-  std::vector<StepKeys> keys_;                  // by pair
+  std::vector<StepKeys> keys_;  // by pair
   ops::DecodeStep lists_;
   std::span<const int32_t> tokens_, positions_, sources_, picks_;
 };

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace sps::ops::attention {
+namespace sps::ops {
 
 __device__ inline uint32_t shared_address(const void* p) {
   return uint32_t(__cvta_generic_to_shared(p));
@@ -20,6 +20,20 @@ __device__ inline void copy_async_4(void* to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(valid ? 4 : 0)
                : "memory");
+}
+// 16 bytes of a stream that is read once: the line's other half is asked for too.
+__device__ inline void copy_async_stream(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+// The copies issued since the last group become one; wait until at most kLeft groups are under way.
+__device__ inline void copy_async_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ inline void copy_async_wait_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 // Until this thread's copies have landed. Others see them after a barrier.
 __device__ inline void copy_async_wait() {
@@ -68,6 +82,43 @@ __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Of a cluster of blocks: this block's number and the number of blocks. One, below sm_90.
+__device__ inline unsigned cluster_rank() {
+  unsigned rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+__device__ inline unsigned cluster_blocks() {
+  unsigned blocks = 1;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+#endif
+  return blocks;
+}
+// All threads of the cluster meet; what they wrote to shared memory before is seen behind it.
+__device__ inline void cluster_barrier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+// A float of another block's shared memory, at the place of `p` in this one's.
+__device__ inline float load_from_block(const float* p, unsigned rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t there;
+  float x;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there) : "memory");
+  return x;
+#else
+  return rank == 0 ? *p : 0;
+#endif
+}
+
 // 2^x to 2^-22 of the value; 0 for -inf.
 __device__ inline float fast_exp2(float x) {
   float y;
@@ -82,4 +133,4 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   return x;
 }
 
-}  // namespace sps::ops::attention
+}  // namespace sps::ops
