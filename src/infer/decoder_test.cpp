@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <tuple>
 
 #include "infer/test_decoder.h"
 
@@ -201,6 +202,37 @@ TEST_P(DecoderTest, GraphsChangeNothing) {
     }
     EXPECT_TRUE(made[0][0] == made[1][0] && made[0][1] == made[1][1] && made[0][0] == made[0][1])
         << dtype_name(dtype);
+  }
+}
+
+// Heads that attention turns itself in steps of one position, and the pieces of prompts that it does not: the
+// same bits, by graphs or without. Steps are short: few rows of both streams for a product.
+TEST(Decoder, WiderModelsOnAGpuGiveTheSameBitsInAnyPieces) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  for (const auto& [family, window, qk_norm] :
+       std::vector<std::tuple<std::string, int64_t, bool>>{{"standard", kWindowAuto, true},
+                                                           {"sps", 16, false},
+                                                           {"sps", 0, true},
+                                                           {"free_pause", kWindowAuto, false},
+                                                           {"delayed_state", 5, true},
+                                                           {"sequential", kWindowAuto, true}}) {
+    ModelKeys keys = small_keys(family, window);
+    keys.context = 200, keys.d_model = 128, keys.heads = 2, keys.d_ffn = {320}, keys.qk_norm = qk_norm;
+    const ModelConfig c = resolve(keys);
+    std::vector<std::vector<int32_t>> texts{random_text(c, 200, 1, false), random_text(c, 170, 2, false)};
+    texts[0][140] = int32_t(c.eot);
+    const auto model = dense_model(c, ops::Backend{Device::cuda, DType::bf16}, 4, 0.09);
+    std::vector<Logits> made;
+    for (const auto& [schedule, graphs] : std::vector<std::pair<Schedule, bool>>{
+             {{{0, 20}, {1, 1}, 1}, true}, {{{0, 20}, {1, 1}, 1}, false}, {{{0, 3}, {150, 60}, 15}, true}}) {
+      Decoder decoder(c, model->parameters(), model->store(),
+                      {.slots = 2, .page = 16, .step_rows = 32, .graphs = graphs});
+      made.push_back(decode(decoder, texts, schedule));
+    }
+    EXPECT_TRUE(made[0] == made[1]) << family << " " << window;
+    for (const auto& [at, logits] : made[2])
+      ASSERT_TRUE(logits == made[0].at(at))
+          << family << " " << window << " text " << at.first << " position " << at.second;
   }
 }
 
