@@ -168,7 +168,9 @@ __device__ inline void add_nonfinite(const RowSource<bf16>& values, const int* w
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int d = 16 * block + 8 * half + g;
-      const float x = d < values.head_dim ? to_float(v[d]) : 0.0F;
+      bf16 number{};
+      if (d < values.head_dim) number.bits = __ldcg(&v[d].bits);
+      const float x = to_float(number);
       if (isfinite(x)) continue;
 #pragma unroll
       for (int n = 0; n < kQueries; ++n)
