@@ -11,7 +11,6 @@
 #include "cli/cli.h"
 #include "data/documents.h"
 #include "infer/engine.h"
-#include "infer/generate.h"
 #include "infer/stop_strings.h"
 #include "model/load.h"
 #include "tokenizer/stream_decoder.h"
@@ -72,10 +71,8 @@ class Generation {
   Generation(const GenerateArguments& args, LoadedModel& loaded, const Tokenizer& tokenizer)
       : args_(args), model_(*loaded.model), tokenizer_(tokenizer), terminal_(tokenizer) {}
 
-  // `next` gives the prompts. On a CPU all texts grow together; on a GPU one after the other, each
-  // recomputed.
+  // `next` gives the prompts. All texts grow together.
   void run(const std::function<bool(Document&)>& next, const EngineOptions& options) {
-    if (model_.options().device == Device::cuda) return recompute(next);
     Engine engine(model_.config(), model_.parameters(), model_.store(), options);
     if (args_.memory) report(engine.memory());
     bool more = true;
@@ -116,20 +113,6 @@ class Generation {
     Job job{std::move(document), previous, request.prompt.size(), 0, StopStrings(args_.stops), "", "", {}};
     jobs_.emplace(begun_++, std::move(job));
     return request;
-  }
-
-  void recompute(const std::function<bool(Document&)>& next) {
-    for (Document document; next(document);) {
-      const int64_t handle = begun_;
-      const Request request = begin(std::move(document));
-      const auto ids =
-          generate(model_, request.prompt, request.options, [&](int32_t id, std::span<const float> logits) {
-            return take(handle, id, args_.log_probabilities ? log_probability(logits, id) : 0);
-          });
-      const Job& job = jobs_.at(handle);
-      const bool whole = int64_t(ids.size()) == request.options.max_new;
-      end(handle, job.stops.stopped() ? "stop_string" : whole ? "length" : "end_of_text");
-    }
   }
 
   // False: the text has come to a stop string.
@@ -211,8 +194,8 @@ void run_generate(GenerateArguments& args) {
   if (args.threads > 0) set_thread_count(args.threads);
   const Device device = compute_device(args.device);
   const DType dtype = compute_dtype(args.dtype, device);
-  // The engine brings its own memory; only recomputing passes whole texts through the model.
-  LoadedModel loaded = load_model(args.checkpoint, dtype, device == Device::cuda ? 0 : 1, device);
+  // The engine brings its own memory: no text passes through the model.
+  LoadedModel loaded = load_model(args.checkpoint, dtype, 1, device);
   const ModelConfig& c = loaded.model->config();
   const auto tokenizer = tokenizer_for(args.tokenizer, loaded);
   args.options.ids = tokenizer->vocab_size();

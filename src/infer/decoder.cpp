@@ -2,12 +2,15 @@
 #include "infer/decoder.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
 namespace sps {
 
 namespace {
+
+constexpr size_t kMostGraphs = 64;
 
 DecoderOptions filled_in(DecoderOptions o, const ModelConfig& c) {
   SPS_CHECK(o.slots > 0 && o.page > 0 && o.pages >= 0 && o.step_rows >= 0);
@@ -102,10 +105,35 @@ void Decoder::remember_pages(int64_t slot) {
 Tensor Decoder::step(std::span<const Run> runs) {
   SPS_CHECK(!runs.empty() && int64_t(runs.size()) <= options_.slots);
   put_lists(runs);
-  forward();
+  issue();
   if (options_.share_prefixes)
     for (const Run& run : runs) remember_pages(run.slot);
-  return readout();
+  return b_.logits.rows_from(0, int64_t(picks_.size()));
+}
+
+void Decoder::issue() {
+  const auto pass = [this] {
+    forward();
+    readout();
+  };
+  if (ex_.device == Device::cpu || !options_.graphs || lists_.longest > 1) return pass();
+  const size_t growths = device_scratch_growths();
+  if (std::exchange(growths_, growths) != growths) graphs_.clear();
+  ++steps_;
+  const Counts counts{lists_.runs, x_rows_, p_rows_, int64_t(picks_.size())};
+  const auto known = graphs_.find(counts);
+  if (known == graphs_.end()) {
+    if (graphs_.size() == kMostGraphs)
+      graphs_.erase(std::ranges::min_element(graphs_, {},
+                                             [](const auto& recorded) { return recorded.second.last_use; }));
+    pass();
+    graphs_[counts].last_use = steps_;
+    return;
+  }
+  Recorded& step = known->second;
+  step.last_use = steps_;
+  if (!step.graph) step.graph.record(ex_, pass);
+  step.graph.start(ex_);
 }
 
 void Decoder::put_lists(std::span<const Run> runs) {

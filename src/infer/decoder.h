@@ -4,16 +4,17 @@
 // who keeps keys and for how long is the Plan's word; the mathematics is that of model/forward.cpp.
 //
 // The bits of a sequence do not depend on what else is in its steps, nor on how its prompt is cut into pieces
-// (CPU). An end of text in a sequence hides everything before it (itself not where it opens the text behind
-// it, see ModelConfig::eot_begins), positions go on.
+// (on a GPU: as far as decode_linear keeps that). An end of text in a sequence hides everything before it
+// (itself not where it opens the text behind it, see ModelConfig::eot_begins), positions go on.
 //
 // Every operation is issued on the device in order, lists of numbers lie in its memory, and for the same
-// counts of rows a step issues the same operations whatever the lengths and places of the sequences. All of
-// them but decode_attention have code for GPUs; until that has, weights on a GPU are refused (SPS_CHECK).
+// counts of rows a step issues the same operations whatever the lengths and places of the sequences. So on a
+// GPU steps of one position a run are recorded as graphs, one for each set of counts, and started as a whole.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -21,7 +22,9 @@
 #include "infer/page_pool.h"
 #include "model/parameters.h"
 #include "model/rope_tables.h"
+#include "ops/decode_linear/decode_linear.h"
 #include "tensor/device.h"
+#include "tensor/graph.h"
 
 namespace sps {
 
@@ -34,6 +37,7 @@ struct DecoderOptions {
   // where something is kept in rings: a ring holds the end of a text alone, and cannot be made without the
   // keys before it.
   bool share_prefixes = true;
+  bool graphs = true;  // on a GPU; they change no bit
 };
 
 struct DecoderMemory {
@@ -90,6 +94,10 @@ class Decoder {
   static Tensor of(const Rows& rows, Part part) {
     return part == Part::both ? rows.both : part == Part::x ? rows.x : rows.p;
   }
+  struct Wanted {  // by which streams
+    bool x = false, p = false;
+    bool operator==(const Wanted&) const = default;
+  };
   // Memory for the most rows of a step, read as rows of whatever width is asked for.
   struct Buffers {
     Tensor residual, delta, n, q, q_normed, o, gate_up, h, rstd, head_rstd;
@@ -116,15 +124,16 @@ class Decoder {
     return ids.subspan(size_t(page * options_.page), size_t(options_.page));
   }
 
+  // The step that the lists describe, by a graph where there is one.
+  void issue();
   void forward();
   void start_prediction();
   template <class SubLayer>
   void each(bool x, bool p, bool alike, SubLayer&& sub_layer);
   void norm(bool x, bool p, int gain_x, int gain_p);
-  void multiply(Tensor x, Tensor w, Tensor y);
+  ops::DecodeRows normed(Part part, int gain);
   void rotate(Tensor x, int64_t heads, int64_t block, std::span<const int32_t> positions, int gain, Tensor y);
-  void project_queries(size_t stage, bool x, bool p);
-  void project_keys(size_t stage, bool x, bool p);
+  void project(size_t stage, Wanted queries, Wanted keys);
   void read_level(int64_t level);
   void read_keys(size_t pair, const BlockParameters& b, int64_t rope_block);
   void attention(const Stage& stage, bool x, bool p);
@@ -154,6 +163,19 @@ class Decoder {
   PagePool pool_;
   std::vector<int32_t> table_;  // pages of each slot
 
+  // What a step's operations depend on, and what is known of such steps.
+  struct Counts {
+    int64_t runs, x_rows, p_rows, picks;
+    auto operator<=>(const Counts&) const = default;
+  };
+  struct Recorded {
+    StreamGraph graph;      // none: its operations have run once, everything is allocated
+    uint64_t last_use = 0;  // number of the step
+  };
+  std::map<Counts, Recorded> graphs_;
+  size_t growths_ = 0;  // of scratch: the graphs name its places
+  uint64_t steps_ = 0;
+
   Arena memory_;
   Buffers b_;
   Bytes staged_, on_device_;  // the step's lists
@@ -161,8 +183,7 @@ class Decoder {
 
   // The step under way.
   int64_t x_rows_ = 0, p_rows_ = 0;
-  bool x_pending_ = false, p_pending_ = false;  // delta is still to be added to the residual
-  std::vector<StepKeys> keys_;                  // by pair
+  std::vector<StepKeys> keys_;  // by pair
   ops::DecodeStep lists_;
   std::span<const int32_t> tokens_, positions_, sources_, picks_;
 };

@@ -3,12 +3,10 @@
 #include <cmath>
 
 #include "infer/decoder.h"
-#include "ops/decode_linear/decode_linear.h"
 #include "ops/embedding/embedding.h"
 #include "ops/gates/gates.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rows/rows.h"
-#include "ops/swiglu/swiglu.h"
 
 namespace sps {
 
@@ -74,7 +72,6 @@ void Decoder::forward() {
   const ModelConfig& c = plan_.config;
   ops::embedding_forward(ex_, tokens_.first(size_t(x_rows_)), master(params_.embed), {},
                          rows(b_.residual, c.state.width, c.pred.width).x);
-  x_pending_ = p_pending_ = false;
   if (p_rows_ > 0 && c.pred_input != PredInput::state) start_prediction();
 
   const int64_t alive = plan_.state_blocks_alive();
@@ -86,11 +83,9 @@ void Decoder::forward() {
     if (stage.state < 0 && stage.pred == 0 && p_rows_ > 0 && c.pred_input == PredInput::state)
       start_prediction();
     if (!x && !p) continue;
-    norm(x, p, state_block(stage.state).norm1, pred_block(stage.pred).norm1);
     if (x) read_level(stage.state);
     const bool x_rows = nx >= Need::pool, p_rows = p && np >= Need::pool;
-    project_queries(n, x_rows, p_rows);
-    project_keys(n, x, p && plan_.pred_keys[size_t(stage.pred)]);
+    project(n, {x_rows, p_rows}, {x, p && plan_.pred_keys[size_t(stage.pred)]});
     if (x_rows || p_rows) {
       attention(stage, x_rows, p_rows);
       attention_out(stage, x_rows, p_rows);
@@ -100,21 +95,16 @@ void Decoder::forward() {
         feed_forward(stage, x_rows, p_rows);
     }
     if (x && stage.state == alive - 1 && plan_.level_needed(alive)) {
-      const Tensor top = rows(b_.residual, c.state.width, c.pred.width).x;
-      SPS_CHECK(x_pending_);
-      ops::add_rows(ex_, top, rows(b_.delta, c.state.width, c.pred.width).x, top);
-      x_pending_ = false;
       read_level(alive);
       if (plan_.read_head) read_keys(size_t(caches_.find(KeyPair::read_head, 0)), params_.read_head, 0);
     }
   }
+  std::vector<ops::DecodeKeys> kept;
   for (size_t i = 0; i < keys_.size(); ++i) {
-    const KeyPair& pair = caches_.pairs()[i];
-    const bool pred = pair.source == KeyPair::pred;
-    if (pred && p_rows_ == 0) continue;
-    ops::keep_keys(ex_, {pair.kv_heads, pair.kv_heads, c.head_dim, 1}, lists_,
-                   {keys_[i].k, keys_[i].v, pred ? 1 : 0, caches_.cache(i)});
+    const bool pred = caches_.pairs()[i].source == KeyPair::pred;
+    if (!pred || p_rows_ > 0) kept.push_back({keys_[i].k, keys_[i].v, pred ? 1 : 0, caches_.cache(i)});
   }
+  ops::keep_keys(ex_, c.head_dim, lists_, kept);
 }
 
 // Runs a sub-layer for the streams that take part: once for the rows of both where it is the same for them.
@@ -123,10 +113,6 @@ void Decoder::each(bool x, bool p, bool alike, SubLayer&& sub_layer) {
   if (x && p && alike && plan_.config.state.width == plan_.config.pred.width) return sub_layer(Part::both);
   if (x) sub_layer(Part::x);
   if (p) sub_layer(Part::p);
-}
-
-void Decoder::multiply(Tensor x, Tensor w, Tensor y) {
-  ops::decode_linear(ex_, x, w, y);
 }
 
 void Decoder::start_prediction() {
@@ -155,16 +141,19 @@ void Decoder::start_prediction() {
 void Decoder::norm(bool x, bool p, int gain_x, int gain_p) {
   const ModelConfig& c = plan_.config;
   const Rows residual = rows(b_.residual, c.state.width, c.pred.width),
-             delta = rows(b_.delta, c.state.width, c.pred.width), n = rows(b_.n, c.state.width, c.pred.width),
-             rstd = rows(b_.rstd, 1, 1);
-  each(x, p, gain_x == gain_p && x_pending_ == p_pending_, [&](Part part) {
-    const bool pending = part == Part::p ? p_pending_ : x_pending_;
+             n = rows(b_.n, c.state.width, c.pred.width), rstd = rows(b_.rstd, 1, 1);
+  each(x, p, gain_x == gain_p, [&](Part part) {
     const Tensor s = of(residual, part);
-    ops::rmsnorm_forward(ex_, s, pending ? of(delta, part) : Tensor{},
-                         master(part == Part::p ? gain_p : gain_x), eps(), s, of(n, part), of(rstd, part));
-    if (part != Part::p) x_pending_ = false;
-    if (part != Part::x) p_pending_ = false;
+    ops::rmsnorm_forward(ex_, s, {}, master(part == Part::p ? gain_p : gain_x), eps(), s, of(n, part),
+                         of(rstd, part));
   });
+}
+
+// The residual's rows, normed by the product that takes them.
+ops::DecodeRows Decoder::normed(Part part, int gain) {
+  const ModelConfig& c = plan_.config;
+  return {of(rows(b_.residual, c.state.width, c.pred.width), part), master(gain), eps(),
+          of(rows(b_.n, c.state.width, c.pred.width), part), of(rows(b_.rstd, 1, 1), part)};
 }
 
 void Decoder::rotate(Tensor x, int64_t heads, int64_t block, std::span<const int32_t> positions, int gain,
@@ -178,42 +167,55 @@ void Decoder::rotate(Tensor x, int64_t heads, int64_t block, std::span<const int
                     {gain == kNoParameter ? Tensor{} : master(gain), eps()}, rstd, y);
 }
 
-void Decoder::project_queries(size_t stage, bool x, bool p) {
+// Queries, keys and values of those streams that need them.
+void Decoder::project(size_t stage, Wanted queries, Wanted keys) {
   const ModelConfig& c = plan_.config;
   const Stage& s = plan_.stages[stage];
   const BlockParameters &wx = state_block(s.state), &wp = pred_block(s.pred);
+  const int64_t kx = keys.x ? kv_width(c, c.state) : 0, kp = keys.p ? kv_width(c, c.pred) : 0;
   const Rows n = rows(b_.n, c.state.width, c.pred.width), q = widths(b_.q, c.state.heads, c.pred.heads),
-             out = c.qk_norm ? widths(b_.q_normed, c.state.heads, c.pred.heads) : q;
-  each(x, p, wx.qkv == wp.qkv && wx.q_norm == wp.q_norm, [&](Part part) {
-    const bool pred = part == Part::p;
-    const BlockParameters& w = pred ? wp : wx;
-    multiply(of(n, part), weight(w.qkv).rows_from(0, w.q_rows), of(q, part));
-    rotate(of(q, part), pred ? c.pred.heads : c.state.heads, pred ? s.pred : s.state, positions(part),
-           w.q_norm, of(out, part));
-  });
-}
-
-void Decoder::project_keys(size_t stage, bool x, bool p) {
-  const ModelConfig& c = plan_.config;
-  const Stage& s = plan_.stages[stage];
-  const BlockParameters &wx = state_block(s.state), &wp = pred_block(s.pred);
-  const int64_t kx = x ? kv_width(c, c.state) : 0, kp = p ? kv_width(c, c.pred) : 0;
-  const Rows n = rows(b_.n, c.state.width, c.pred.width), kv = rows(b_.kv[stage], 2 * kx, 2 * kp);
-  const Rows normed = c.qk_norm ? rows(b_.k[stage], kx, kp) : Rows{};
-  const auto keys_of = [&](Part part, int64_t width) {
-    return c.qk_norm ? of(normed, part) : of(kv, part).cols_from(0, width);
+             kv = rows(b_.kv[stage], 2 * kx, 2 * kp);
+  const Rows q_out = c.qk_norm ? widths(b_.q_normed, c.state.heads, c.pred.heads) : q,
+             k_out = c.qk_norm ? rows(b_.k[stage], kx, kp) : Rows{};
+  const auto weights = [&](Part part) -> const BlockParameters& { return part == Part::p ? wp : wx; };
+  const auto width = [&](Part part) { return part == Part::p ? kp : kx; };
+  const auto block = [&](Part part) { return part == Part::p ? s.pred : s.state; };
+  const auto keys_of = [&](Part part) {
+    return c.qk_norm ? of(k_out, part) : of(kv, part).cols_from(0, width(part));
   };
-  each(x, p, wx.qkv == wp.qkv && wx.k_norm == wp.k_norm, [&](Part part) {
-    const bool pred = part == Part::p;
-    const BlockParameters& w = pred ? wp : wx;
-    const int64_t width = pred ? kp : kx;
-    multiply(of(n, part), weight(w.qkv).rows_from(w.q_rows, w.kv_rows), of(kv, part));
-    rotate(of(kv, part).cols_from(0, width), width / c.head_dim, pred ? s.pred : s.state, positions(part),
-           w.k_norm, keys_of(part, width));
-  });
-  if (x)
-    keys_[size_t(caches_.find(KeyPair::state, s.state))] = {keys_of(Part::x, kx), kv.x.cols_from(kx, kx)};
-  if (p) keys_[size_t(caches_.find(KeyPair::pred, s.pred))] = {keys_of(Part::p, kp), kv.p.cols_from(kp, kp)};
+  const auto rotate_queries = [&](Part part) {
+    rotate(of(q, part), part == Part::p ? c.pred.heads : c.state.heads, block(part), positions(part),
+           weights(part).q_norm, of(q_out, part));
+  };
+  const auto rotate_keys = [&](Part part) {
+    rotate(of(kv, part).cols_from(0, width(part)), width(part) / c.head_dim, block(part), positions(part),
+           weights(part).k_norm, keys_of(part));
+  };
+
+  const bool one_weight = wx.qkv == wp.qkv, one_norm = wx.norm1 == wp.norm1;
+  if (queries == keys && (one_norm || !one_weight || !(keys.x && keys.p))) {
+    each(keys.x, keys.p, one_weight && one_norm && wx.q_norm == wp.q_norm && wx.k_norm == wp.k_norm,
+         [&](Part part) {
+           const BlockParameters& w = weights(part);
+           ops::decode_linear(ex_, normed(part, w.norm1), weight(w.qkv), of(q, part), of(kv, part));
+           rotate_queries(part), rotate_keys(part);
+         });
+  } else {
+    norm(queries.x || keys.x, queries.p || keys.p, wx.norm1, wp.norm1);
+    each(queries.x, queries.p, one_weight && wx.q_norm == wp.q_norm, [&](Part part) {
+      const BlockParameters& w = weights(part);
+      ops::decode_linear(ex_, of(n, part), weight(w.qkv).rows_from(0, w.q_rows), of(q, part));
+      rotate_queries(part);
+    });
+    each(keys.x, keys.p, one_weight && wx.k_norm == wp.k_norm, [&](Part part) {
+      const BlockParameters& w = weights(part);
+      ops::decode_linear(ex_, of(n, part), weight(w.qkv).rows_from(w.q_rows, w.kv_rows), of(kv, part));
+      rotate_keys(part);
+    });
+  }
+  if (keys.x)
+    keys_[size_t(caches_.find(KeyPair::state, s.state))] = {keys_of(Part::x), kv.x.cols_from(kx, kx)};
+  if (keys.p) keys_[size_t(caches_.find(KeyPair::pred, s.pred))] = {keys_of(Part::p), kv.p.cols_from(kp, kp)};
 }
 
 // Keys that prediction blocks project from the state residual that enters block `level`.
@@ -229,8 +231,8 @@ void Decoder::read_keys(size_t pair, const BlockParameters& b, int64_t rope_bloc
   const Tensor residual = rows(b_.residual, c.state.width, c.pred.width).x,
                n = rows(b_.level_n, c.state.width, 0).x;
   const Tensor kv = rows(b_.read_kv[pair], 2 * width, 0).x, k = kv.cols_from(0, width);
-  ops::rmsnorm_forward(ex_, residual, {}, master(b.read_norm), eps(), residual, n, rows(b_.rstd, 1, 1).x);
-  multiply(n, weight(b.read_kv).rows_from(b.read_kv_from, 2 * width), kv);
+  ops::decode_linear(ex_, {residual, master(b.read_norm), eps(), n, rows(b_.rstd, 1, 1).x},
+                     weight(b.read_kv).rows_from(b.read_kv_from, 2 * width), kv);
   keys_[pair] = {c.qk_norm ? rows(b_.read_k[pair], width, 0).x : k, kv.cols_from(width, width)};
   rotate(k, heads, rope_block, positions(Part::x), b.read_k_norm, keys_[pair].k);
 }
@@ -283,11 +285,12 @@ void Decoder::attention_out(const Stage& stage, bool x, bool p) {
   const ModelConfig& c = plan_.config;
   const int wx = state_block(stage.state).out, wp = pred_block(stage.pred).out;
   const Rows o = widths(b_.o, c.state.heads, c.pred.heads),
-             delta = rows(b_.delta, c.state.width, c.pred.width);
-  each(x, p, wx == wp,
-       [&](Part part) { multiply(of(o, part), weight(part == Part::p ? wp : wx), of(delta, part)); });
-  if (x) x_pending_ = true;
-  if (p) p_pending_ = true;
+             delta = rows(b_.delta, c.state.width, c.pred.width),
+             residual = rows(b_.residual, c.state.width, c.pred.width);
+  each(x, p, wx == wp, [&](Part part) {
+    ops::decode_linear_add(ex_, of(o, part), weight(part == Part::p ? wp : wx), of(delta, part),
+                           of(residual, part));
+  });
 }
 
 void Decoder::feed_forward(const Stage& stage, bool x, bool p) {
@@ -295,17 +298,19 @@ void Decoder::feed_forward(const Stage& stage, bool x, bool p) {
   const BlockParameters &wx = state_block(stage.state), &wp = pred_block(stage.pred);
   x = x && wx.norm2 != kNoParameter, p = p && wp.norm2 != kNoParameter;  // else a block of attention alone
   const int64_t fx = ffn_width(c.state, stage.state), fp = ffn_width(c.pred, stage.pred);
-  norm(x, p, wx.norm2, wp.norm2);
   const Rows n = rows(b_.n, c.state.width, c.pred.width), gate_up = rows(b_.gate_up, 2 * fx, 2 * fp),
-             h = rows(b_.h, fx, fp), delta = rows(b_.delta, c.state.width, c.pred.width);
-  each(x, p, wx.gate_up == wp.gate_up && wx.down == wp.down, [&](Part part) {
+             h = rows(b_.h, fx, fp), delta = rows(b_.delta, c.state.width, c.pred.width),
+             residual = rows(b_.residual, c.state.width, c.pred.width);
+  // One product of rows that are normed differently does not norm them itself.
+  const bool one_weight = wx.gate_up == wp.gate_up && wx.down == wp.down,
+             apart = x && p && one_weight && wx.norm2 != wp.norm2;
+  if (apart) norm(x, p, wx.norm2, wp.norm2);
+  each(x, p, one_weight, [&](Part part) {
     const BlockParameters& w = part == Part::p ? wp : wx;
-    multiply(of(n, part), weight(w.gate_up), of(gate_up, part));
-    ops::swiglu_forward(ex_, of(gate_up, part), of(h, part));
-    multiply(of(h, part), weight(w.down), of(delta, part));
+    ops::decode_linear_swiglu(ex_, apart ? of(n, part) : normed(part, w.norm2), weight(w.gate_up),
+                              of(gate_up, part), of(h, part));
+    ops::decode_linear_add(ex_, of(h, part), weight(w.down), of(delta, part), of(residual, part));
   });
-  if (x) x_pending_ = true;
-  if (p) p_pending_ = true;
 }
 
 // One FFN reads what the gates make of both streams' rows, and both take its output.
@@ -313,7 +318,8 @@ void Decoder::pooled(int64_t block) {
   const ModelConfig& c = plan_.config;
   const BlockParameters& w = params_.state[size_t(block)];
   norm(true, true, w.norm2, pred_block(block).norm2);
-  const Rows n = rows(b_.n, c.state.width, c.pred.width), delta = rows(b_.delta, c.state.width, c.pred.width);
+  const Rows n = rows(b_.n, c.state.width, c.pred.width), delta = rows(b_.delta, c.state.width, c.pred.width),
+             residual = rows(b_.residual, c.state.width, c.pred.width);
   const int64_t width = ffn_width(c.state, block);
   const Tensor m = rows(b_.pool_m, c.state.width, 0).x, f = rows(b_.pool_f, c.state.width, 0).x,
                gate_up = rows(b_.gate_up, 2 * width, 0).x, h = rows(b_.h, width, 0).x;
@@ -323,11 +329,11 @@ void Decoder::pooled(int64_t block) {
   const ops::GateRows gates{gate(0), of_state(gate(1)), gate(2)};
   ops::pool_forward(ex_, n.x, n.p, {master(w.pool_in), of_state(master(w.pool_state)), master(w.pool_pred)},
                     gates, m);
-  multiply(m, weight(w.gate_up), gate_up);
-  ops::swiglu_forward(ex_, gate_up, h);
-  multiply(h, weight(w.down), f);
+  ops::decode_linear_swiglu(ex_, m, weight(w.gate_up), gate_up, h);
+  ops::decode_linear(ex_, h, weight(w.down), f);
   ops::scatter_forward(ex_, f, gates, of_state(delta.x), delta.p);
-  x_pending_ = state_takes, p_pending_ = true;
+  each(state_takes, true, true,
+       [&](Part part) { ops::add_rows(ex_, of(residual, part), of(delta, part), of(residual, part)); });
 }
 
 Tensor Decoder::readout() {
@@ -335,15 +341,11 @@ Tensor Decoder::readout() {
   const auto picked = int64_t(picks_.size());
   const Tensor logits = b_.logits.rows_from(0, picked);
   if (picked == 0) return logits;
-  const bool pred = c.readout == Readout::pred;
-  const Rows residual = rows(b_.residual, c.state.width, c.pred.width),
-             delta = rows(b_.delta, c.state.width, c.pred.width);
-  const bool pending = pred ? p_pending_ : x_pending_;
-  const Tensor n = b_.final_n.rows_from(0, picked);
-  ops::rmsnorm_forward(ex_, pred ? residual.p : residual.x, pending ? (pred ? delta.p : delta.x) : Tensor{},
-                       master(params_.final_norm), eps(), b_.final_s.rows_from(0, picked), n,
-                       b_.final_rstd.rows_from(0, picked), picks_);
-  multiply(n, weight(params_.head), logits);
+  const Rows residual = rows(b_.residual, c.state.width, c.pred.width);
+  ops::DecodeRows last(c.readout == Readout::pred ? residual.p : residual.x, master(params_.final_norm),
+                       eps(), b_.final_n.rows_from(0, picked), b_.final_rstd.rows_from(0, picked));
+  last.pick = picks_, last.s = b_.final_s.rows_from(0, picked);
+  ops::decode_linear(ex_, last, weight(params_.head), logits);
   return logits;
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/threads.h"
 
 namespace sps {
 
@@ -39,7 +38,24 @@ std::string_view name_of(Finish finish) {
 
 Engine::Engine(const ModelConfig& config, const ModelParameters& parameters, const ParameterStore& store,
                const EngineOptions& options)
-    : decoder_(config, parameters, store, decoder_options(options)) {}
+    : decoder_(config, parameters, store, decoder_options(options)), ex_(exec_on(store.device())) {
+  const int64_t slots = decoder_.options().slots, words = ops::id_words(config.vocab);
+  if (config.vocab > ops::kMostIds)
+    usage_error("a vocabulary of {} ids: generation takes at most {}", config.vocab, ops::kMostIds);
+  const auto lay_out = [&](Arena& arena) {
+    forbidden_ = arena.take(DType::i32, slots, words), seen_ = arena.take(DType::i32, slots, words);
+  };
+  Arena plan;
+  lay_out(plan);
+  sets_ = Arena(plan.peak(), store.device());
+  lay_out(sets_);
+  const bool gpu = ex_.device == Device::cuda;
+  const size_t settings = size_t(slots) * sizeof(ops::SampleRow),
+               sampled = size_t(slots) * sizeof(ops::Sampled);
+  const Memory host = gpu ? Memory::pinned : Memory::host;
+  settings_ = Bytes(settings, host), sampled_ = Bytes(sampled, host);
+  if (gpu) settings_there_ = Bytes(settings, Memory::device), sampled_there_ = Bytes(sampled, Memory::device);
+}
 
 int64_t Engine::add(Request request) {
   const ModelConfig& c = config();
@@ -67,8 +83,8 @@ int64_t Engine::add(Request request) {
                                                  .ids = std::move(ids),
                                                  .prompt = length,
                                                  .next = next,
-                                                 .forbidden = std::move(forbidden),
-                                                 .seen = std::move(seen)}));
+                                                 .forbidden = id_set(forbidden),
+                                                 .seen = id_set(seen)}));
   return next_handle_++;
 }
 
@@ -97,6 +113,10 @@ void Engine::admit() {
     text.fed = decoder_.length(text.slot);
     shared_positions_ += text.fed;
     reserved_ += text.reserved;
+    const auto put = [&](const IdSet& from, Tensor to) {
+      copy_bytes(ex_, to.row<int32_t>(text.slot), from.data(), from.size() * sizeof(int32_t));
+    };
+    put(text.forbidden, forbidden_), put(text.seen, seen_);
   }
 }
 
@@ -127,24 +147,9 @@ std::vector<Drawn> Engine::step() {
     if (count == left) readers.push_back(text.get());
   }
   const Tensor logits = decoder_.step(runs);
-  SPS_CHECK(logits.rows == int64_t(readers.size()));
-  const int64_t vocab = config().vocab;
-  const OnHost host(logits);
-  const Tensor there = host;
-  const float* from = nullptr;
-  if (there.dtype == DType::f64) {
-    logits_.assign(there.as<double>(), there.as<double>() + there.count());
-    from = logits_.data();
-  } else {
-    from = there.as<float>();
-  }
-
   const size_t before = drawn.size();
-  drawn.resize(before + readers.size());
-  parallel_for(int64_t(readers.size()), [&](int64_t i) {
-    const std::span<const float> row(from + i * vocab, size_t(vocab));
-    drawn[before + size_t(i)] = draw(*readers[size_t(i)], row);
-  });
+  const std::span<const ops::Sampled> sampled = sample(logits, readers);
+  for (size_t i = 0; i < readers.size(); ++i) drawn.push_back(take(*readers[i], sampled[i]));
   std::erase_if(live_, [&](const std::unique_ptr<Text>& text) {
     for (size_t i = before; i < drawn.size(); ++i) {
       if (drawn[i].handle != text->handle || drawn[i].finish == Finish::no) continue;
@@ -156,17 +161,38 @@ std::vector<Drawn> Engine::step() {
   return drawn;
 }
 
-// Runs beside other texts' draws.
-Drawn Engine::draw(Text& text, std::span<const float> logits) const {
+// Of a GPU's logits only what was drawn comes to the host.
+std::span<const ops::Sampled> Engine::sample(Tensor logits, const std::vector<Text*>& readers) {
+  const size_t count = readers.size();
+  SPS_CHECK(logits.rows == int64_t(count));
+  const std::span settings(reinterpret_cast<ops::SampleRow*>(settings_.data()), count);
+  for (size_t i = 0; i < count; ++i) {
+    const Text& text = *readers[i];
+    settings[i] = text.next.row(uint64_t(text.drawn()), text.slot);
+    settings[i].log_probability = text.request.log_probabilities ? 1 : 0;
+  }
+  const std::span sampled(reinterpret_cast<ops::Sampled*>(sampled_.data()), count);
+  if (ex_.device == Device::cpu) {
+    ops::sample(ex_, logits, settings, forbidden_, seen_, sampled);
+    return sampled;
+  }
+  auto* const settings_there = reinterpret_cast<ops::SampleRow*>(settings_there_.data());
+  auto* const sampled_there = reinterpret_cast<ops::Sampled*>(sampled_there_.data());
+  copy_bytes(ex_, settings_there, settings.data(), settings.size_bytes());
+  ops::sample(ex_, logits, {settings_there, count}, forbidden_, seen_, {sampled_there, count});
+  copy_bytes(ex_, sampled.data(), sampled_there, sampled.size_bytes());
+  synchronize(ex_);
+  return sampled;
+}
+
+Drawn Engine::take(Text& text, const ops::Sampled& sampled) const {
   Drawn d{.handle = text.handle};
-  try {
-    d.id = text.next.draw(logits, text.forbidden, uint64_t(text.drawn()), text.seen);
-  } catch (const Error& e) {
+  if (sampled.problem != ops::SampleProblem::none) {
     d.finish = Finish::failed;
-    d.error = e.what();
+    d.error = problem_text(sampled);
     return d;
   }
-  if (text.request.log_probabilities) d.log_probability = log_probability(logits, d.id);
+  d.id = sampled.id, d.log_probability = sampled.log_probability;
   const auto& stops = text.request.stop_ids;
   if (d.id == config().eot)
     d.finish = Finish::end_of_text;
@@ -174,7 +200,6 @@ Drawn Engine::draw(Text& text, std::span<const float> logits) const {
     d.finish = Finish::stop_id;
   if (d.finish != Finish::no) return d;
   text.ids.push_back(d.id);
-  text.seen[size_t(d.id)] = true;
   if (text.drawn() == text.request.options.max_new) d.finish = Finish::length;
   return d;
 }

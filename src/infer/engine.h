@@ -88,12 +88,13 @@ class Engine {
     int64_t prompt = 0;        // ids of the prompt
     int64_t fed = 0;           // ids that have been through the decoder
     NextId next;
-    std::vector<bool> forbidden, seen;
+    IdSet forbidden, seen;  // until it joins
     int64_t drawn() const { return int64_t(ids.size()) - prompt; }
   };
 
   void admit();
-  Drawn draw(Text& text, std::span<const float> logits) const;
+  std::span<const ops::Sampled> sample(Tensor logits, const std::vector<Text*>& readers);
+  Drawn take(Text& text, const ops::Sampled& sampled) const;
   void leave(const Text& text);
 
   Decoder decoder_;
@@ -101,7 +102,12 @@ class Engine {
   int64_t shared_positions_ = 0;
   std::deque<std::unique_ptr<Text>> waiting_;
   std::vector<std::unique_ptr<Text>> live_;  // in the order in which they joined
-  std::vector<float> logits_;
+  // By slot: the ids that a text must not draw, and those that it holds. Settings and results of a step's
+  // draws, on the host and, where it is a GPU, on the device.
+  Exec ex_;
+  Arena sets_;
+  Tensor forbidden_, seen_;
+  Bytes settings_, settings_there_, sampled_, sampled_there_;
 };
 
 }  // namespace sps

@@ -65,27 +65,29 @@ class EngineTest : public ModelTest {};
 // Everything at once, with too few slots for all, in small steps: each text is what recomputing the whole
 // text for every id gives.
 TEST_P(EngineTest, TextsAreThoseOfRecomputing) {
-  const auto model = dense_model(resolve(GetParam().keys), DType::f32);
-  Engine engine = engine_of(*model, {.max_sequences = 3, .page = 4, .step_rows = 6});
-  const std::vector<Request> all = requests();
-  for (const Request& r : all) engine.add(r);
-  auto texts = run(engine);
-  ASSERT_EQ(texts.size(), all.size());
-  for (size_t i = 0; i < all.size(); ++i) {
-    const auto want = generate(*model, all[i].prompt, all[i].options);
-    EXPECT_EQ(texts[int64_t(i)].ids, want) << "request " << i;
-    EXPECT_EQ(texts[int64_t(i)].finish,
-              int64_t(want.size()) == all[i].options.max_new ? Finish::length : Finish::end_of_text);
+  for (const Device device : ops::test_devices()) {
+    const auto model = dense_model(resolve(GetParam().keys), ops::Backend{device, DType::f32});
+    Engine engine = engine_of(*model, {.max_sequences = 3, .page = 4, .step_rows = 6});
+    const std::vector<Request> all = requests();
+    for (const Request& r : all) engine.add(r);
+    auto texts = run(engine);
+    ASSERT_EQ(texts.size(), all.size());
+    for (size_t i = 0; i < all.size(); ++i) {
+      const auto want = generate(*model, all[i].prompt, all[i].options);
+      EXPECT_EQ(texts[int64_t(i)].ids, want) << "request " << i;
+      EXPECT_EQ(texts[int64_t(i)].finish,
+                int64_t(want.size()) == all[i].options.max_new ? Finish::length : Finish::end_of_text);
+    }
+    EXPECT_EQ(engine.memory().used_pages, 0);
+    EXPECT_EQ(engine.memory().reserved_pages, 0);
   }
-  EXPECT_EQ(engine.memory().used_pages, 0);
-  EXPECT_EQ(engine.memory().reserved_pages, 0);
 }
 
 // The same bits (log-probabilities) alone and in company, joining at any time, beside texts that are
 // cancelled.
 TEST_P(EngineTest, CompanyChangesNothing) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const auto model = dense_model(resolve(GetParam().keys), dtype);
+  for (const ops::Backend& backend : ops::fast_backends()) {
+    const auto model = dense_model(resolve(GetParam().keys), backend);
     std::vector<Request> all = requests();
     std::vector<Text> alone;
     for (Request& r : all) {
@@ -110,8 +112,8 @@ TEST_P(EngineTest, CompanyChangesNothing) {
     while (!engine.idle()) take(engine.step(), texts);
     for (size_t i = 0; i < all.size(); ++i) {
       const Text& text = texts[int64_t(2 * i)];
-      EXPECT_EQ(text.ids, alone[i].ids) << dtype_name(dtype) << " request " << i;
-      EXPECT_EQ(text.log_probabilities, alone[i].log_probabilities) << dtype_name(dtype) << " request " << i;
+      EXPECT_EQ(text.ids, alone[i].ids) << backend.name() << " request " << i;
+      EXPECT_EQ(text.log_probabilities, alone[i].log_probabilities) << backend.name() << " request " << i;
     }
   }
 }
@@ -119,34 +121,36 @@ TEST_P(EngineTest, CompanyChangesNothing) {
 // A prompt that begins like one before finds its pages, also when their text has ended, unless rings are
 // kept; what it becomes is the same to the bit. Few pages, so that what was remembered is forgotten again.
 TEST_P(EngineTest, SharedPrefixesChangeNothing) {
-  const auto model = dense_model(resolve(GetParam().keys), DType::bf16);
-  const std::vector<int32_t> start{4, 8, kEot, 1, 3, 2, 6, 5};
-  std::vector<Request> all;
-  for (int32_t i = 0; i < 12; ++i) {
-    Request r;
-    r.prompt.assign(start.begin(), start.begin() + std::ptrdiff_t(i % 5 == 4 ? 1 : i % 3 == 2 ? 5 : 8));
-    if (i % 2 == 1) r.prompt.push_back(i);
-    r.options.max_new = 3, r.options.stop_at_eot = false, r.log_probabilities = true;
-    r.options.sampling = {.temperature = 1, .seed = uint64_t(i)};
-    all.push_back(r);
-  }
-  std::map<int64_t, Text> texts[2];
-  for (const bool share : {false, true}) {
-    Engine engine =
-        engine_of(*model, {.max_sequences = 2, .cache_tokens = 26, .page = 2, .share_prefixes = share});
-    for (const Request& r : all) engine.add(r);
-    texts[share] = run(engine);
-    const KeyCaches caches(model->plan(), DType::bf16, Device::cpu, {});
-    if (share)
-      EXPECT_EQ(engine.memory().shared_positions > 20, !caches.has_rings());
-    else
-      EXPECT_EQ(engine.memory().shared_positions, 0);
-    EXPECT_EQ(engine.memory().used_pages, 0);
-  }
-  for (size_t i = 0; i < all.size(); ++i) {
-    EXPECT_EQ(texts[1][int64_t(i)].ids, texts[0][int64_t(i)].ids) << "request " << i;
-    EXPECT_EQ(texts[1][int64_t(i)].log_probabilities, texts[0][int64_t(i)].log_probabilities)
-        << "request " << i;
+  for (const Device device : ops::test_devices()) {
+    const auto model = dense_model(resolve(GetParam().keys), ops::Backend{device, DType::bf16});
+    const std::vector<int32_t> start{4, 8, kEot, 1, 3, 2, 6, 5};
+    std::vector<Request> all;
+    for (int32_t i = 0; i < 12; ++i) {
+      Request r;
+      r.prompt.assign(start.begin(), start.begin() + std::ptrdiff_t(i % 5 == 4 ? 1 : i % 3 == 2 ? 5 : 8));
+      if (i % 2 == 1) r.prompt.push_back(i);
+      r.options.max_new = 3, r.options.stop_at_eot = false, r.log_probabilities = true;
+      r.options.sampling = {.temperature = 1, .seed = uint64_t(i)};
+      all.push_back(r);
+    }
+    std::map<int64_t, Text> texts[2];
+    for (const bool share : {false, true}) {
+      Engine engine =
+          engine_of(*model, {.max_sequences = 2, .cache_tokens = 26, .page = 2, .share_prefixes = share});
+      for (const Request& r : all) engine.add(r);
+      texts[share] = run(engine);
+      const KeyCaches caches(model->plan(), DType::bf16, Device::cpu, {});
+      if (share)
+        EXPECT_EQ(engine.memory().shared_positions > 20, !caches.has_rings());
+      else
+        EXPECT_EQ(engine.memory().shared_positions, 0);
+      EXPECT_EQ(engine.memory().used_pages, 0);
+    }
+    for (size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(texts[1][int64_t(i)].ids, texts[0][int64_t(i)].ids) << "request " << i;
+      EXPECT_EQ(texts[1][int64_t(i)].log_probabilities, texts[0][int64_t(i)].log_probabilities)
+          << "request " << i;
+    }
   }
 }
 

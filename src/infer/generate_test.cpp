@@ -7,6 +7,7 @@
 
 #include "base/test_dir.h"
 #include "model/test_models.h"
+#include "ops/check.h"
 #include "score/model_input.h"
 
 namespace sps {
@@ -23,6 +24,7 @@ class GenerateTest : public testing::TestWithParam<TestModel> {
   GenerateTest() : config_(resolve(GetParam().keys)), model_(config_, forward_only()) {
     lively_weights(model_, 4);
   }
+  void expect_greedy_is_the_argmax(Model& model) const;
 
   ModelConfig config_;
   Model model_;
@@ -32,13 +34,23 @@ constexpr int32_t kEot = 27;  // of the test models
 
 // Every new id is the largest logit of its position in one pass over the finished text.
 TEST_P(GenerateTest, GreedyIsTheArgmaxOfOnePassOverTheWhole) {
+  for (const Device device : ops::test_devices()) {
+    ModelOptions options = forward_only();
+    options.device = device;
+    Model model(config_, options);
+    lively_weights(model, 4);
+    expect_greedy_is_the_argmax(model);
+  }
+}
+
+void GenerateTest::expect_greedy_is_the_argmax(Model& model) const {
   for (const std::vector<int32_t>& prompt :
        {std::vector<int32_t>{5, 3, 8}, std::vector<int32_t>{4, kEot, 9}, std::vector<int32_t>{1}}) {
     GenerateOptions options;
     options.max_new = int64_t(12 - prompt.size());
     options.ids = kEot + 1, options.stop_at_eot = false;
     std::vector<int32_t> seen;
-    const auto ids = generate(model_, prompt, options, [&](int32_t id, auto) {
+    const auto ids = generate(model, prompt, options, [&](int32_t id, auto) {
       seen.push_back(id);
       return true;
     });
@@ -53,7 +65,7 @@ TEST_P(GenerateTest, GreedyIsTheArgmaxOfOnePassOverTheWhole) {
     batch.fill(window, int64_t(text.size()), special_ids(config_));
     for (size_t i = prompt.size() - 1; i + 1 < text.size(); ++i) rows.push_back(int32_t(i));
     std::vector<float> logits(rows.size() * size_t(config_.vocab));
-    model_.logits(model_input(batch), rows, view(logits.data(), int64_t(rows.size()), config_.vocab));
+    model.logits(model_input(batch), rows, view(logits.data(), int64_t(rows.size()), config_.vocab));
     for (size_t r = 0; r < rows.size(); ++r) {
       const float* row = logits.data() + r * size_t(config_.vocab);
       EXPECT_EQ(ids[r], std::max_element(row, row + kEot) - row) << "new id " << r;

@@ -19,101 +19,45 @@ void check(const SamplingOptions& o) {
                 o.repetition_penalty);
 }
 
+IdSet id_set(const std::vector<bool>& ids) {
+  IdSet words(size_t(ops::id_words(int64_t(ids.size()))), 0);
+  for (size_t id = 0; id < ids.size(); ++id)
+    if (ids[id]) words[id / 32] |= int32_t(1U << (id % 32));
+  return words;
+}
+
 NextId::NextId(const SamplingOptions& options) : options_(options), rng_(options.seed, "sampling") {
   check(options);
 }
 
-bool NextId::larger(int32_t a, int32_t b) const {
-  const float la = logits_[size_t(a)], lb = logits_[size_t(b)];
-  return la != lb ? la > lb : a < b;
-}
-
-// As a part of the likeliest id's. Differences first: a tiny temperature then gives 0 or 1, and so does an
-// infinite logit; never inf - inf.
-double NextId::weight(int32_t id) const {
-  const double logit = logits_[size_t(id)];
-  return logit == largest_ ? 1.0 : std::exp((logit - largest_) / options_.temperature);
+ops::SampleRow NextId::row(uint64_t n, int64_t set) const {
+  ops::SampleRow row;
+  row.temperature = options_.temperature, row.top_p = options_.top_p, row.min_p = options_.min_p;
+  row.uniform = rng_.uniform(n);
+  row.repetition_penalty = float(options_.repetition_penalty);
+  row.top_k = int32_t(std::min(options_.top_k, ops::kMostIds));
+  row.set = int32_t(set);
+  return row;
 }
 
 int32_t NextId::draw(std::span<const float> logits, const std::vector<bool>& forbidden, uint64_t n,
-                     const std::vector<bool>& seen) {
-  logits_ = logits;
-  if (options_.repetition_penalty != 1 && !seen.empty()) {
-    penalised_.assign(logits.begin(), logits.end());
-    const auto penalty = float(options_.repetition_penalty);
-    for (size_t id = 0; id < logits.size(); ++id)
-      if (seen[id]) penalised_[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
-    logits_ = penalised_;
-  }
-  order_.clear();
-  int32_t best = -1;
-  for (size_t id = 0; id < logits.size(); ++id) {
-    if (forbidden[id]) continue;
-    if (std::isnan(logits_[id])) fail("the logit of id {} is not a number", id);
-    if (logits_[id] == -INFINITY) continue;
-    order_.push_back(int32_t(id));
-    if (best < 0 || logits_[id] > logits_[size_t(best)]) best = int32_t(id);
-  }
-  if (best < 0) fail("no id is left to choose from: every logit is -inf or forbidden");
-  if (options_.temperature == 0) return best;
-
-  if (options_.top_k > 0 && size_t(options_.top_k) < order_.size()) keep_top_k();
-  largest_ = logits_[size_t(best)];
-  if (options_.top_p < 1) keep_top_p();
-  weights_.clear();
-  for (const int32_t id : order_) weights_.push_back(weight(id));
-  double total = 0;
-  size_t kept = 0;
-  for (size_t i = 0; i < order_.size(); ++i) {
-    if (weights_[i] < options_.min_p) continue;
-    order_[kept] = order_[i];
-    total += weights_[kept++] = weights_[i];
-  }
-  double u = rng_.uniform(n) * total;
-  size_t last = 0;  // where rounding leaves a little of u
-  for (size_t i = 0; i < kept; ++i) {
-    if (u < weights_[i]) return order_[i];
-    u -= weights_[i];
-    if (weights_[i] > 0) last = i;
-  }
-  return order_[last];
+                     const std::vector<bool>& seen) const {
+  const auto vocab = int64_t(logits.size());
+  const auto tensor = [&](IdSet& set) {
+    return set.empty() ? Tensor{} : view(set.data(), 1, int64_t(set.size()));
+  };
+  IdSet never = id_set(forbidden), before = id_set(seen);
+  const ops::SampleRow settings = row(n, 0);
+  ops::Sampled drawn;
+  ops::sample({}, view(logits.data(), 1, vocab), {&settings, 1}, tensor(never), tensor(before), {&drawn, 1});
+  if (drawn.problem != ops::SampleProblem::none) fail("{}", problem_text(drawn));
+  return drawn.id;
 }
 
-void NextId::keep_top_k() {
-  std::partial_sort(order_.begin(), order_.begin() + options_.top_k, order_.end(),
-                    [&](int32_t a, int32_t b) { return larger(a, b); });
-  order_.resize(size_t(options_.top_k));
-}
-
-// The candidates are put in order piece by piece: the set is usually a small part of the vocabulary.
-void NextId::keep_top_p() {
-  const auto by_size = [&](int32_t a, int32_t b) { return larger(a, b); };
-  double total = 0;
-  for (const int32_t id : order_) total += weight(id);
-  double mass = 0;
-  size_t kept = 0, sorted = 0;
-  // The small allowance lets {.5, .3} reach .8 although the sum of the two is rounded.
-  while (kept < order_.size() && mass < options_.top_p * total * (1 - 1e-12)) {
-    if (kept == sorted) {
-      sorted = std::min(order_.size(), 4 * sorted + 64);
-      std::partial_sort(order_.begin() + std::ptrdiff_t(kept), order_.begin() + std::ptrdiff_t(sorted),
-                        order_.end(), by_size);
-    }
-    mass += weight(order_[kept++]);
-  }
-  order_.resize(kept);
-}
-
-double log_probability(std::span<const float> logits, int32_t id) {
-  double largest = -INFINITY;
-  for (const float l : logits) {
-    if (std::isnan(l)) return NAN;
-    largest = std::max(largest, double(l));
-  }
-  const auto apart = [&](float l) { return double(l) == largest ? 0.0 : double(l) - largest; };
-  double total = 0;
-  for (const float l : logits) total += std::exp(apart(l));
-  return apart(logits[size_t(id)]) - std::log(total);
+std::string problem_text(const ops::Sampled& drawn) {
+  if (drawn.problem == ops::SampleProblem::not_a_number)
+    return fmt::format("the logit of id {} is not a number", drawn.id);
+  return "no id is left to choose from: every logit is -inf or forbidden";
 }
 
 }  // namespace sps

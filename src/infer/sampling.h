@@ -1,8 +1,5 @@
-// Choosing the next id from logits (inference spec, section 5). All paths are exact and defined for every
-// input: ties go to the lowest id, top_k keeps exactly k ids, top_p the smallest set that reaches p.
-//
-// The order of the rules: repetition penalty, forbidden ids, greedy if the temperature is 0; else
-// temperature, top_k, top_p of what top_k left, min_p, one draw.
+// Choosing the next id from logits: the options of a text, and one draw on the CPU. The rules, and draws for
+// many texts at once, are those of ops/sample.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "ops/sample/sample.h"
 
 namespace sps {
 
@@ -27,31 +25,28 @@ struct SamplingOptions {
 // Usage error that names the option if a value makes no sense.
 void check(const SamplingOptions& options);
 
+using IdSet = std::vector<int32_t>;  // a bit for every id, as ops/sample reads them
+IdSet id_set(const std::vector<bool>& ids);
+
 class NextId {
  public:
   explicit NextId(const SamplingOptions& options);
   // `forbidden` ids (true) are never drawn; `seen` ids (true; may be empty) are those of the text so far.
   // Draw number n uses the n-th random number of the seed. Error if no id is left or a logit is NaN.
   int32_t draw(std::span<const float> logits, const std::vector<bool>& forbidden, uint64_t n,
-               const std::vector<bool>& seen = {});
+               const std::vector<bool>& seen = {}) const;
+
+  // What ops/sample is told for draw n; `set` is where it finds the text's ids.
+  ops::SampleRow row(uint64_t n, int64_t set) const;
 
  private:
-  void keep_top_k();
-  void keep_top_p();
-  double weight(int32_t id) const;
-  bool larger(int32_t a, int32_t b) const;
-
   SamplingOptions options_;
   Rng rng_;
-  std::span<const float> logits_;  // of the draw under way
-  double largest_ = 0;
-  std::vector<float> penalised_;
-  std::vector<int32_t> order_;   // candidates
-  std::vector<double> weights_;  // of the candidates, the likeliest has 1
 };
 
-// Natural logarithm of the probability that the model itself gives an id: softmax of the logits as they are,
-// forbidden ids included. -inf where it is impossible; NaN if a logit is.
-double log_probability(std::span<const float> logits, int32_t id);
+// The sentence for a draw that was not possible.
+std::string problem_text(const ops::Sampled& drawn);
+
+using ops::log_probability;
 
 }  // namespace sps

@@ -6,16 +6,23 @@
 
 #include "infer/decoder.h"
 #include "model/test_compare.h"
+#include "ops/check.h"
 
 namespace sps {
 
-inline std::unique_ptr<Model> dense_model(const ModelConfig& config, DType dtype, uint64_t seed = 4,
-                                          double spread = 0.25) {
+inline std::unique_ptr<Model> dense_model(const ModelConfig& config, const ops::Backend& backend,
+                                          uint64_t seed = 4, double spread = 0.25) {
   ModelOptions options;
-  options.compute = dtype, options.max_rows = config.context, options.train = false;
+  options.compute = backend.dtype, options.max_rows = config.context, options.train = false;
+  options.device = backend.device;
   auto model = std::make_unique<Model>(config, options);
   lively_weights(*model, seed, spread);
   return model;
+}
+
+inline std::unique_ptr<Model> dense_model(const ModelConfig& config, DType dtype, uint64_t seed = 4,
+                                          double spread = 0.25) {
+  return dense_model(config, ops::Backend{Device::cpu, dtype}, seed, spread);
 }
 
 // Random ids; about every fifth is an end of text if `documents`.

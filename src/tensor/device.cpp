@@ -18,7 +18,7 @@ namespace {
 struct Gpu {
   GpuInfo info;
   cudaStream_t stream = nullptr;
-  std::array<Bytes, 3> scratch;
+  std::array<Bytes, 4> scratch;
   size_t scratch_growths = 0;
 };
 

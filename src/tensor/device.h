@@ -83,7 +83,8 @@ class StreamMark {
 // Scratch on ex's GPU for the insides of operations: grows to the largest request and stays. Valid until the
 // next request for the same slot, and used in stream order only. Growing waits for the GPU; once a step has
 // run, nothing grows any more (device_scratch_growths is constant, and the step can be captured as a graph).
-enum class DeviceSlot : uint8_t { workspace, partial, rows };
+// New scratch is zeros; who uses `counters` leaves zeros behind.
+enum class DeviceSlot : uint8_t { workspace, partial, rows, counters };
 std::byte* device_scratch(const Exec& ex, DeviceSlot slot, size_t bytes);
 size_t device_scratch_growths();
 size_t device_scratch_bytes();

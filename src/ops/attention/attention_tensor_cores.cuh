@@ -9,7 +9,7 @@
 #include <climits>
 
 #include "ops/attention/attention_cuda.cuh"
-#include "ops/attention/attention_ptx.cuh"
+#include "ops/ptx.cuh"
 
 namespace sps::ops::attention {
 

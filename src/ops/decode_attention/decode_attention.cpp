@@ -1,6 +1,7 @@
 #include "ops/decode_attention/decode_attention.h"
 
 #include "ops/decode_attention/decode_attention_kernels.h"
+#include "tensor/device.h"
 
 namespace sps::ops {
 
@@ -40,7 +41,6 @@ void check_keys(const DecodeShape& shape, const DecodeStep& step, const DecodeKe
 void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
                       const std::array<DecodeQueries, kMaxQueryStreams>& queries,
                       const std::array<DecodeKeys, kMaxKeySets>& keys) {
-  SPS_CHECK(ex.device == Device::cpu);
   check_step(shape, step);
   const DType act = queries[0].q ? queries[0].q.dtype : queries[1].q.dtype;
   for (size_t s = 0; s < queries.size(); ++s) {
@@ -59,15 +59,25 @@ void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep
   }
   for (const DecodeKeys& set : keys)
     if (set.k) check_keys(shape, step, set, act);
+  if constexpr (kCudaBuilt) {
+    if (ex.device == Device::cuda) return decode_attention_cuda(ex, shape, step, queries, keys);
+  }
   (act == DType::f64 ? decode_attention_ref : decode_attention_cpu)(shape, step, queries, keys);
 }
 
-void keep_keys(const Exec& ex, const DecodeShape& shape, const DecodeStep& step, const DecodeKeys& keys) {
-  SPS_CHECK(ex.device == Device::cpu);
-  if (!keys.cache.k) return;
-  check_step(shape, step);
-  check_keys(shape, step, keys, keys.k.dtype);
-  keep_keys_cpu(shape, step, keys);
+void keep_keys(const Exec& ex, int64_t head_dim, const DecodeStep& step, std::span<const DecodeKeys> keys) {
+  for (const DecodeKeys& set : keys) {
+    if (!set.cache.k) continue;
+    const int64_t kv_heads = set.k.cols / head_dim;
+    const DecodeShape shape{kv_heads, kv_heads, head_dim, 1};
+    check_step(shape, step);
+    check_keys(shape, step, set, set.k.dtype);
+  }
+  if constexpr (kCudaBuilt) {
+    if (ex.device == Device::cuda) return keep_keys_cuda(ex, head_dim, step, keys);
+  }
+  for (const DecodeKeys& set : keys)
+    if (set.cache.k) keep_keys_cpu(head_dim, step, set);
 }
 
 }  // namespace sps::ops

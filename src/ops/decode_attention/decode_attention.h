@@ -6,7 +6,8 @@
 // Runs      A step consists of runs: run r is a few consecutive positions of the sequence in slot[r]. Of
 // stream
 //           s it has the rows row[r] .. row[r] + count[r] - 1, at positions begin[r], begin[r] + 1, ...; keys
-//           of positions before first[r] do not exist (predictions that were never computed).
+//           of positions before first[r] do not exist (predictions that were never computed). Both streams'
+//           rows end at the run's last position.
 // Visible   position j to a query at position i  iff  lo <= i - j <= hi, j >= document start of the query's
 //           row, j >= first. Keys before begin[r] come from the cache, the others from the step's own rows.
 // Cache     Position j of slot s lies in row j % rows of a block: of page page_table[s * pages_per_slot + j /
@@ -16,7 +17,11 @@
 // Shapes    q, o [rows of the stream, heads*head_dim]; a set's k, v [rows of its stream, kv_heads*head_dim].
 //           Query head h reads key head h / (heads / kv_heads). All lists are int32 in the device's memory.
 // Types     q, k, v, o and the cache of one act dtype (f32, bf16; f64 in the reference). Softmax in f32.
-// Errors    CPU alone. Shapes are SPS_CHECKed; a band must not reach further back than a ring.
+// Errors    Shapes are SPS_CHECKed; a band must not reach further back than a ring.
+// Order     On a GPU the lists and what the cache holds of earlier steps are read before the kernel before
+// has
+//           ended: between those who write them and this stands a copy, or a kernel launched the ordinary
+//           way.
 //
 // The bits of a row depend on its query, the keys it sees and their positions: not on how a sequence is cut
 // into steps, on the other rows of the step, or on the number of threads. A row that sees nothing gives
@@ -77,7 +82,8 @@ void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep
                       const std::array<DecodeQueries, kMaxQueryStreams>& queries,
                       const std::array<DecodeKeys, kMaxKeySets>& keys);
 
-// Puts the step's keys into their cache (a ring takes the last of them). After the attention that reads them.
-void keep_keys(const Exec& ex, const DecodeShape& shape, const DecodeStep& step, const DecodeKeys& keys);
+// Puts the step's keys into their caches (a ring takes the last of them); several sets at once, each of its
+// own number of heads. After the attention that reads them.
+void keep_keys(const Exec& ex, int64_t head_dim, const DecodeStep& step, std::span<const DecodeKeys> keys);
 
 }  // namespace sps::ops

@@ -406,14 +406,14 @@ class Decode {
 };
 
 template <class T>
-void keep_rows(const DecodeShape& shape, const DecodeStep& step, const DecodeKeys& keys) {
-  const int64_t hd = shape.head_dim;
+void keep_rows(int64_t hd, const DecodeStep& step, const DecodeKeys& keys) {
+  const int64_t kv_heads = keys.k.cols / hd;
   const StepRows& rows = step.stream[size_t(keys.stream)];
   parallel_for(step.runs, [&](int64_t run) {
     for_kept_rows(rows, keys.cache, size_t(run), [&](int64_t row, int64_t position) {
-      for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      for (int64_t head = 0; head < kv_heads; ++head) {
         const int64_t at =
-            cache_row(keys.cache, step.table, shape.kv_heads, step.slot[size_t(run)], head, position);
+            cache_row(keys.cache, step.table, kv_heads, step.slot[size_t(run)], head, position);
         std::copy_n(keys.k.row<T>(row) + head * hd, hd, keys.cache.k.row<T>(at));
         std::copy_n(keys.v.row<T>(row) + head * hd, hd, keys.cache.v.row<T>(at));
       }
@@ -429,9 +429,9 @@ void decode_attention_cpu(const DecodeShape& shape, const DecodeStep& step, cons
   with_type(act, [&](auto zero) { Decode<decltype(zero)>(shape, step, queries, keys).run(); });
 }
 
-void keep_keys_cpu(const DecodeShape& shape, const DecodeStep& step, const DecodeKeys& keys) {
-  if (keys.k.dtype == DType::f64) return keep_rows<double>(shape, step, keys);
-  with_type(keys.k.dtype, [&](auto zero) { keep_rows<decltype(zero)>(shape, step, keys); });
+void keep_keys_cpu(int64_t head_dim, const DecodeStep& step, const DecodeKeys& keys) {
+  if (keys.k.dtype == DType::f64) return keep_rows<double>(head_dim, step, keys);
+  with_type(keys.k.dtype, [&](auto zero) { keep_rows<decltype(zero)>(head_dim, step, keys); });
 }
 
 }  // namespace sps::ops

@@ -41,6 +41,12 @@ void decode_attention_ref(const DecodeShape& shape, const DecodeStep& step, cons
                           const DecodeKeySets& keys);
 void decode_attention_cpu(const DecodeShape& shape, const DecodeStep& step, const DecodeQuerySet& queries,
                           const DecodeKeySets& keys);
-void keep_keys_cpu(const DecodeShape& shape, const DecodeStep& step, const DecodeKeys& keys);
+void keep_keys_cpu(int64_t head_dim, const DecodeStep& step, const DecodeKeys& keys);
+
+// On a GPU; decode_attention.cu.
+void decode_attention_cuda(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
+                           const DecodeQuerySet& queries, const DecodeKeySets& keys);
+void keep_keys_cuda(const Exec& ex, int64_t head_dim, const DecodeStep& step,
+                    std::span<const DecodeKeys> keys);
 
 }  // namespace sps::ops

@@ -39,6 +39,8 @@ std::vector<Case> cases() {
       {"long", 2, 1, 16, two(beside(kAll, {1, 9}), beside(kAll, {0, 9})), {2500, 1030}, 1700, 64},
       {"long_window", 1, 1, 16, two(beside({0, 1200}, kNone), all), {1500}, 0, 64},
       {"many_heads", 40, 1, 8, two(beside(kAll, {1, 2}), beside(kAll, {0, 2})), {70}, 0, 32},
+      {"wide", 4, 4, 96, two(beside(kAll, {1, 70}), beside(kAll, {0, 70})), {400, 129, 1}, 0, 64},
+      {"wide_groups", 8, 2, 128, two(all, all), {300, 257}, 90, 64},
   };
 }
 
@@ -112,11 +114,20 @@ Outputs whole(const Sequences& all) {
   return out;
 }
 
-// The same in steps: each takes some of the sequences a few positions on. `most` positions a step; what is
-// not yet written into a cache is NaN.
-Outputs in_steps(const Sequences& all, DType dtype, int64_t most, uint64_t seed) {
+// How sequences are taken in steps: each step takes some of them up to `most` positions on. Rows of queries
+// and keys are `padding` numbers longer than they need to be.
+struct Steps {
+  int64_t most = 1;
+  uint64_t seed = 1;
+  Device device = Device::cpu;
+  int64_t padding = 3;
+};
+
+// The same in steps. What is not yet written into a cache is NaN.
+Outputs in_steps(const Sequences& all, DType dtype, const Steps& how) {
+  const int64_t most = how.most;
   const Case& c = all.c;
-  const Rng rng(seed, "cuts");
+  const Rng rng(how.seed, "cuts");
   const size_t slots = c.lengths.size();
   int64_t longest = *std::max_element(c.lengths.begin(), c.lengths.end());
   const int64_t per_slot = (longest + c.page - 1) / c.page;
@@ -128,6 +139,7 @@ Outputs in_steps(const Sequences& all, DType dtype, int64_t most, uint64_t seed)
 
   std::array<KeyCache, kMaxKeySets> caches;
   std::array<Matrix, kMaxKeySets> cache_k, cache_v;
+  OnDevice kept(how.device);
   for (size_t n = 0; n < caches.size(); ++n) {
     if (!all.present[n]) continue;
     int64_t ring = 0;
@@ -144,7 +156,7 @@ Outputs in_steps(const Sequences& all, DType dtype, int64_t most, uint64_t seed)
     cache_k[n].fill(NAN);
     cache_v[n] = Matrix(dtype, blocks * c.kv_heads * rows, c.head_dim);
     cache_v[n].fill(NAN);
-    caches[n] = {cache_k[n], cache_v[n], rows, paged};
+    caches[n] = {kept(cache_k[n]), kept(cache_v[n]), rows, paged};
   }
 
   Outputs out;
@@ -167,34 +179,37 @@ Outputs in_steps(const Sequences& all, DType dtype, int64_t most, uint64_t seed)
     for (const int64_t r : source) starts.push_back(all.document_start[size_t(r)]);
     const auto rows = int64_t(source.size());
     const auto gather = [&](const Matrix& m) {
-      Matrix part(dtype, rows, m->cols, m->cols + 3);
+      Matrix part(dtype, rows, m->cols, m->cols + how.padding);
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t col = 0; col < m->cols; ++col) part.set(r, col, m.get(source[size_t(r)], col));
       return part;
     };
-    DecodeStep step;
-    step.runs = int64_t(slot.size());
-    step.longest = *std::max_element(count.begin(), count.end());
-    step.slot = slot, step.table = {table, per_slot};
-    for (StepRows& s : step.stream) s = {row, count, begin, first, starts};
     const DecodeShape shape{c.heads, c.kv_heads, c.head_dim, all.scale()};
     std::array<Matrix, kMaxQueryStreams> q, o;
     std::array<Matrix, kMaxKeySets> k, v;
-    std::array<DecodeQueries, kMaxQueryStreams> queries;
-    std::array<DecodeKeys, kMaxKeySets> keys;
-    for (size_t s = 0; s < q.size(); ++s) {
-      if (!c.streams[s]) continue;
-      q[s] = gather(all.q[s]), o[s] = Matrix(dtype, rows, c.heads * c.head_dim);
-      queries[s] = {q[s], o[s], c.bands[s]};
+    {
+      OnDevice on(how.device);
+      DecodeStep step;
+      step.runs = int64_t(slot.size());
+      step.longest = *std::max_element(count.begin(), count.end());
+      step.slot = on.ids(slot), step.table = {on.ids(table), per_slot};
+      for (StepRows& s : step.stream)
+        s = {on.ids(row), on.ids(count), on.ids(begin), on.ids(first), on.ids(starts)};
+      std::array<DecodeQueries, kMaxQueryStreams> queries;
+      std::array<DecodeKeys, kMaxKeySets> keys;
+      for (size_t s = 0; s < q.size(); ++s) {
+        if (!c.streams[s]) continue;
+        q[s] = gather(all.q[s]), o[s] = Matrix(dtype, rows, c.heads * c.head_dim);
+        queries[s] = {on(q[s]), on(o[s]), c.bands[s]};
+      }
+      for (size_t n = 0; n < k.size(); ++n) {
+        if (!all.present[n]) continue;
+        k[n] = gather(all.k[n]), v[n] = gather(all.v[n]);
+        keys[n] = {on(k[n]), on(v[n]), n == 1 ? 1 : 0, caches[n]};
+      }
+      decode_attention(on.exec(), shape, step, queries, keys);
+      keep_keys(on.exec(), c.head_dim, step, keys);
     }
-    for (size_t n = 0; n < k.size(); ++n) {
-      if (!all.present[n]) continue;
-      k[n] = gather(all.k[n]), v[n] = gather(all.v[n]);
-      keys[n] = {k[n], v[n], n == 1 ? 1 : 0, caches[n]};
-    }
-    decode_attention({}, shape, step, queries, keys);
-    for (const DecodeKeys& set : keys)
-      if (set.k) keep_keys({}, shape, step, set);
     for (size_t s = 0; s < o.size(); ++s)
       for (int64_t r = 0; c.streams[s] && r < rows; ++r)
         for (int64_t col = 0; col < o[s]->cols; ++col) out[s].set(source[size_t(r)], col, o[s].get(r, col));
@@ -221,28 +236,76 @@ bool same_bits(const Outputs& a, const Outputs& b) {
 
 class DecodeAttention : public testing::TestWithParam<Case> {};
 
-// Values are averages of numbers of size 1, so absolute differences are relative ones.
+// Values are averages of numbers of size 1, so absolute differences are relative ones. On a GPU the weights
+// of an average are rounded to bf16, too.
 TEST_P(DecodeAttention, StepsGiveWhatTheWholeGives) {
-  for (const auto& [dtype, tolerance] :
-       {std::pair{DType::f64, 1e-13}, std::pair{DType::f32, 3e-6}, std::pair{DType::bf16, 1.0 / 128}}) {
-    const Sequences all(GetParam(), dtype);
+  for (const Backend& backend : all_backends()) {
+    const bool gpu = backend.device == Device::cuda;
+    const double tolerance = backend.dtype == DType::f64   ? 1e-13
+                             : backend.dtype == DType::f32 ? 3e-6
+                                                           : 1.0 / (gpu ? 64 : 128);
+    const Sequences all(GetParam(), backend.dtype);
     const Outputs truth = whole(all);
-    for (const int64_t most : {1, 9, 150})
-      EXPECT_LE(largest_difference(in_steps(all, dtype, most, 1), truth), tolerance)
-          << dtype_name(dtype) << " up to " << most;
+    for (const Steps& how : std::vector<Steps>{{1, 1, backend.device, 3},
+                                               {9, 1, backend.device, 8},
+                                               {150, 1, backend.device, 8},
+                                               {1000, 1, backend.device, 3}})
+      EXPECT_LE(largest_difference(in_steps(all, backend.dtype, how), truth), tolerance)
+          << backend.name() << " up to " << how.most;
   }
 }
 
+// Neither how a sequence is cut nor what else is in a step; rows that can be read 16 bytes at a time, and
+// others.
 TEST_P(DecodeAttention, BitsDoNotDependOnCutsOrThreads) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const Sequences all(GetParam(), dtype);
-    const Outputs one_by_one = in_steps(all, dtype, 1, 1);
-    for (const int64_t most : {4, 100, 3000})
-      EXPECT_TRUE(same_bits(in_steps(all, dtype, most, 2), one_by_one)) << most;
-    const int before = thread_count();
-    set_thread_count(2);
-    EXPECT_TRUE(same_bits(in_steps(all, dtype, 700, 5), one_by_one));
-    set_thread_count(before);
+  for (const Backend& backend : fast_backends())
+    for (const int64_t padding : {3, 8}) {
+      const Sequences all(GetParam(), backend.dtype);
+      const Outputs one_by_one = in_steps(all, backend.dtype, {1, 1, backend.device, padding});
+      for (const int64_t most : {4, 100, 3000})
+        EXPECT_TRUE(same_bits(in_steps(all, backend.dtype, {most, 2, backend.device, padding}), one_by_one))
+            << backend.name() << " up to " << most << " padding " << padding;
+      if (backend.device == Device::cuda) continue;
+      const int before = thread_count();
+      set_thread_count(2);
+      EXPECT_TRUE(same_bits(in_steps(all, backend.dtype, {700, 5, backend.device, padding}), one_by_one));
+      set_thread_count(before);
+    }
+}
+
+// Keys and values that are not numbers reach the rows that see them, and no bit of the others.
+TEST_P(DecodeAttention, WhatIsNoNumberReachesThoseWhoSeeIt) {
+  const Case& c = GetParam();
+  for (const Backend& backend : fast_backends()) {
+    const Sequences clean(c, backend.dtype), poisoned(c, backend.dtype);
+    // Of one position, the key in the last head of each set, or the value.
+    const int64_t at = clean.start[0] + c.lengths[0] / 3, column = (c.kv_heads - 1) * c.head_dim;
+    const bool of_value = c.lengths[0] % 2 == 0;
+    for (size_t n = 0; n < clean.present.size(); ++n)
+      if (clean.present[n]) (of_value ? poisoned.v : poisoned.k)[n].set(at, column, NAN);
+    for (const int64_t most : {1, 200}) {
+      const Steps how{most, 3, backend.device, 8};
+      const Outputs want = in_steps(clean, backend.dtype, how), got = in_steps(poisoned, backend.dtype, how);
+      for (size_t s = 0; s < got.size(); ++s)
+        for (int64_t r = 0; r < got[s]->rows; ++r) {
+          bool sees = false;
+          for (size_t n = 0; n < clean.present.size(); ++n) {
+            const Band band = c.streams[s] ? c.bands[s][n] : kNone;
+            sees |= r < clean.start[0] + c.lengths[0] && r - at >= band.lo && r - at <= band.hi &&
+                    clean.start[0] + clean.document_start[size_t(r)] <= at;
+          }
+          for (int64_t col = 0; col < got[s]->cols; ++col) {
+            const int64_t key_head = col / c.head_dim / (c.heads / c.kv_heads);
+            const bool no_number = sees && key_head == c.kv_heads - 1 && (!of_value || col % c.head_dim == 0);
+            if (no_number)
+              ASSERT_TRUE(std::isnan(got[s].get(r, col)))
+                  << backend.name() << " row " << r << " column " << col;
+            else
+              ASSERT_EQ(got[s].get(r, col), want[s].get(r, col))
+                  << backend.name() << " row " << r << " column " << col;
+          }
+        }
+    }
   }
 }
 
@@ -251,29 +314,34 @@ INSTANTIATE_TEST_SUITE_P(Cases, DecodeAttention, testing::ValuesIn(cases()),
 
 // One query on one key: the value itself, whatever the score. No key: zeros. Scores that would overflow.
 TEST(DecodeAttentionEdges, FewKeys) {
-  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-    Matrix q(dtype, 2, 4), o(dtype, 2, 4), k(dtype, 2, 4), v(dtype, 2, 4);
-    q.fill(100), k.fill(100), v.randomise(1, "v");
-    const std::vector<int32_t> slot{0}, row{0}, count{2}, begin{0}, first{0}, starts{0, 1};
-    DecodeStep step{1, 2, slot, {}, {}};
-    for (StepRows& s : step.stream) s = {row, count, begin, first, starts};
-    const DecodeShape shape{1, 1, 4, 0.5F};
-    o.fill(7);
-    decode_attention({}, shape, step, {{{q, o, {Band{0, 0}}}, {}}}, {{{k, v, 0, {}}, {}, {}}});
-    for (int64_t r = 0; r < 2; ++r)
-      for (int64_t c = 0; c < 4; ++c) EXPECT_EQ(o.get(r, c), v.get(r, c));
-    const std::vector<int32_t> late{9};
-    step.stream[1].first = late;
-    o.fill(7);
-    decode_attention({}, shape, step, {{{q, o, {Band{0, 0}}}, {}}}, {{{k, v, 1, {}}, {}, {}}});
-    for (int64_t r = 0; r < 2; ++r)
-      for (int64_t c = 0; c < 4; ++c) EXPECT_EQ(o.get(r, c), 0);
-    // A score that is not a number reaches the output and is not taken for nothing.
-    k.set(0, 0, NAN);
-    decode_attention({}, shape, step, {{{q, o, {Band{0, 0}}}, {}}}, {{{k, v, 0, {}}, {}, {}}});
-    EXPECT_TRUE(std::isnan(o.get(0, 0)));
-    EXPECT_EQ(o.get(1, 0), v.get(1, 0));
-  }
+  for (const Backend& backend : all_backends())
+    for (const int64_t width : {4, 8}) {
+      const DType dtype = backend.dtype;
+      Matrix q(dtype, 2, width), o(dtype, 2, width), k(dtype, 2, width), v(dtype, 2, width);
+      q.fill(100), k.fill(100), v.randomise(1, "v");
+      const std::vector<int32_t> slot{0}, row{0}, count{2}, begin{0}, first{0}, late{9}, starts{0, 1};
+      // Each row sees the key of its own position; `first`: from which position on there are any.
+      const auto attend = [&](const std::vector<int32_t>& first_key) {
+        o.fill(7);
+        OnDevice on(backend.device);
+        DecodeStep step{1, 2, on.ids(slot), {}, {}};
+        for (StepRows& s : step.stream)
+          s = {on.ids(row), on.ids(count), on.ids(begin), on.ids(first_key), on.ids(starts)};
+        decode_attention(on.exec(), {1, 1, width, 0.5F}, step, {{{on(q), on(o), {Band{0, 0}}}, {}}},
+                         {{{on(k), on(v), 0, {}}, {}, {}}});
+      };
+      attend(first);
+      for (int64_t r = 0; r < 2; ++r)
+        for (int64_t c = 0; c < width; ++c) EXPECT_EQ(o.get(r, c), v.get(r, c)) << backend.name();
+      attend(late);
+      for (int64_t r = 0; r < 2; ++r)
+        for (int64_t c = 0; c < width; ++c) EXPECT_EQ(o.get(r, c), 0) << backend.name();
+      // A score that is not a number reaches the output and is not taken for nothing.
+      k.set(0, 0, NAN);
+      attend(first);
+      EXPECT_TRUE(std::isnan(o.get(0, 0))) << backend.name();
+      EXPECT_EQ(o.get(1, 0), v.get(1, 0)) << backend.name();
+    }
 }
 
 }  // namespace

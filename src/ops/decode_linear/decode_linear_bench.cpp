@@ -19,7 +19,7 @@ void product(benchmark::State& state, DType dtype, bool decode) {
   int64_t layer = 0;
   for (auto _ : state) {
     const Tensor weights = w.rows_from(layer++ % kLayers * out, out);
-    decode ? decode_linear({}, x, weights, y) : linear_forward({}, x, weights, y);
+    decode ? decode_linear({}, *x, weights, y) : linear_forward({}, x, weights, y);
   }
   report_bytes(state, in * out * int64_t(dtype_size(dtype)));
 }

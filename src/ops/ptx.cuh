@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace sps::ops::attention {
+namespace sps::ops {
 
 __device__ inline uint32_t shared_address(const void* p) {
   return uint32_t(__cvta_generic_to_shared(p));
@@ -21,9 +21,32 @@ __device__ inline void copy_async_4(void* to, const void* from, bool valid) {
                "r"(valid ? 4 : 0)
                : "memory");
 }
+// 16 bytes of a stream that is read once: the line's other half is asked for too.
+__device__ inline void copy_async_stream(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+// The copies issued since the last group become one; wait until at most kLeft groups are under way.
+__device__ inline void copy_async_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ inline void copy_async_wait_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
 // Until this thread's copies have landed. Others see them after a barrier.
 __device__ inline void copy_async_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Closes the group of the copies issued since the last one; waits for all groups but the last n.
+__device__ inline void copy_async_close() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int n>
+__device__ inline void copy_async_wait_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
 
 // Four 8x8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8 and gets of
@@ -40,6 +63,13 @@ __device__ inline void load_matrices_transposed(uint32_t (&x)[4], uint32_t addre
                : "r"(address));
 }
 
+// An 8x8 matrix of 16-bit numbers, transposed; lane l has columns 2 (l % 4) and the next of row l / 4.
+__device__ inline uint32_t transpose_matrix(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // c += a b, a [16, 16] and b [16, 8] bf16, c [16, 8] f32. With g = lane / 4, t = 2 (lane % 4), pairs are of
 // two neighbours along k for a and b, along the columns for c:
 //   a[0..3]  rows g, g + 8, g, g + 8 at k = t, t, t + 8, t + 8
@@ -50,6 +80,43 @@ __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint3
       "{%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Of a cluster of blocks: this block's number and the number of blocks. One, below sm_90.
+__device__ inline unsigned cluster_rank() {
+  unsigned rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+__device__ inline unsigned cluster_blocks() {
+  unsigned blocks = 1;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+#endif
+  return blocks;
+}
+// All threads of the cluster meet; what they wrote to shared memory before is seen behind it.
+__device__ inline void cluster_barrier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+// A float of another block's shared memory, at the place of `p` in this one's.
+__device__ inline float load_from_block(const float* p, unsigned rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t there;
+  float x;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there) : "memory");
+  return x;
+#else
+  return rank == 0 ? *p : 0;
+#endif
 }
 
 // 2^x to 2^-22 of the value; 0 for -inf.
@@ -66,4 +133,4 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   return x;
 }
 
-}  // namespace sps::ops::attention
+}  // namespace sps::ops

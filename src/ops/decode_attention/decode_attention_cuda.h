@@ -1,0 +1,57 @@
+// Decode attention on a GPU: the description of a call that every kernel takes by value.
+//
+// decode_attention.cu makes a Problem of the arguments, chooses the kernels and keeps keys;
+// decode_attention_check.cu serves every shape in f32 and bf16 with plain f32 arithmetic; bf16 heads that are
+// a multiple of 8 wide, up to 128, go to tensor cores (sm_80 and later): decode_attention_split.cu has the
+// runs of one position, decode_attention_walk.cu the longer ones.
+//
+// Keys are taken in chunks of kChunk positions, counted from the text's first one. A chunk has a softmax of
+// its own, and chunks are joined in order, set after set. So the bits do not depend on who takes which chunk.
+#pragma once
+
+#include "ops/attention/attention_cuda.h"
+#include "ops/decode_attention/decode_attention_kernels.h"
+
+namespace sps::ops::decode {
+
+using attention::DeviceBand;
+
+constexpr int kChunk = 128;
+
+struct DeviceStream {
+  const int32_t *row = nullptr, *count = nullptr, *begin = nullptr, *first = nullptr;  // by run
+  const int32_t* document_start = nullptr;                                             // by row
+  const void* q = nullptr;  // null: the stream asks nothing
+  void* o = nullptr;
+  int64_t q_stride = 0, o_stride = 0;
+  DeviceBand band[kMaxKeySets];
+};
+
+struct DeviceKeys {
+  const void *k = nullptr, *v = nullptr;  // of the step
+  int64_t k_stride = 0, v_stride = 0;
+  void *cache_k = nullptr, *cache_v = nullptr;
+  int32_t rows = 1;  // of a block of the cache
+  bool paged = false;
+  int32_t stream = 0;
+};
+
+struct Problem {
+  DeviceStream stream[kMaxQueryStreams];
+  DeviceKeys set[kMaxKeySets];
+  const int32_t *slot = nullptr, *pages = nullptr;
+  int32_t per_slot = 0;
+  int32_t runs = 0, longest = 0;
+  int32_t heads = 1, kv_heads = 1, group = 1, head_dim = 1;
+  int32_t streams = 0;     // that ask
+  int32_t most_items = 0;  // chunks of all sets that a position can see, whatever its place
+  float scale_log2 = 1;    // from dot products to scores in units of log 2
+  DType dtype = DType::f32;
+  bool aligned = false;  // all rows can be moved 16 bytes at a time
+};
+
+void attend_check(const Exec& ex, const Problem& p);
+void attend_split(const Exec& ex, const Problem& p);
+void attend_walk(const Exec& ex, const Problem& p);
+
+}  // namespace sps::ops::decode

@@ -1,0 +1,180 @@
+// A chunk of keys and values on tensor cores, bf16: scores are k q^T, 16 keys to a tile and 8 queries beside
+// each other, sums are v^T w^T, 16 columns of the values to a tile and the same 8 queries. So one query costs
+// what eight do, and the weights pass from one product to the other within a warp.
+//
+// Of a lane, with g = lane / 4 and t = 2 (lane % 4): the numbers of a product are those of row g (0, 1) and
+// row g + 8 (2, 3) in the columns t and t + 1, which are queries.
+#pragma once
+
+#include "ops/attention/attention_tensor_cores.cuh"
+#include "ops/decode_attention/decode_attention_cuda.cuh"
+
+namespace sps::ops::decode {
+
+using attention::kThreads, attention::kWarps;
+using attention::MatrixAddress;
+
+constexpr int kKeyTiles = kChunk / 16, kQueryTile = 8;
+static_assert(kThreads == kChunk);  // a thread for each key that is to be found
+
+template <int D>
+struct ChunkTiles {
+  alignas(128) char k[attention::tile_bytes<D>(kChunk)];
+  alignas(128) char v[attention::tile_bytes<D>(kChunk)];
+  int where[2][kChunk];  // of this chunk and of the next, in turns
+};
+
+// Finds this thread's key of a chunk.
+__device__ inline void find_key(const Problem& p, const SetKeys& keys, Item item, int run, int head,
+                                int* where) {
+  const int position = item.chunk * kChunk + int(threadIdx.x);
+  const bool seen = keys.within(item.chunk).has(position);
+  where[threadIdx.x] = seen ? locate(p, item.set, run, head, position) : kNowhere;
+}
+
+// Which rows of a chunk are copied: those of earlier steps may be before the kernels of this one have ended.
+enum class From : uint8_t { cache, step, both };
+
+// Issues the copy of a chunk's keys or of its values; zeros for keys that nobody sees.
+template <int D>
+__device__ inline void copy_chunk(const RowSource<uint16_t>& rows, const int* where, From from, char* tile) {
+  attention::Chunks<D>().template for_each<kChunk>([&](int row, int column, int offset) {
+    const int at = where[row];
+    const bool valid = at != kNowhere && column < rows.head_dim;
+    if (from != From::both && (at < 0 && at != kNowhere) != (from == From::step)) return;
+    attention::copy_async_16(tile + offset, valid ? rows.row(at) + column : rows.step, valid);
+  });
+}
+
+// Operand b of the scores: q[k][0 .. 1] is columns 16 k .. 16 k + 15 of this lane's query, zeros where there
+// is none.
+template <int D>
+__device__ inline void load_query(const uint16_t* q, bool live, int head_dim, uint32_t (&to)[D / 16][2]) {
+  const int column = 2 * (int(threadIdx.x) & 3);
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int c = 16 * k + 8 * half + column;
+      to[k][half] = live && c < head_dim ? *reinterpret_cast<const uint32_t*>(q + c) : 0;
+    }
+}
+
+// Scores of kTiles tiles of keys from row `first` on against kQueries tiles of queries, as dot products.
+template <int D, int kTiles, int kQueries>
+__device__ inline void dot_products(const char* k_tile, int first, const uint32_t (&q)[kQueries][D / 16][2],
+                                    float (&s)[kTiles][kQueries][4]) {
+  const auto at_k = MatrixAddress<D>::a(k_tile);
+  attention::clear(s);
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      uint32_t a[4];
+      attention::load_matrices(a, at_k.at(first + 16 * m, k));
+#pragma unroll
+      for (int n = 0; n < kQueries; ++n) attention::multiply_add(s[m][n], a, q[n][k][0], q[n][k][1]);
+    }
+}
+
+// From dot products to scores; -inf where the key, position first_key + row, is not seen. seen[n][e]: of this
+// lane's query e of tile n.
+template <int kTiles, int kQueries>
+__device__ inline void mask_and_scale(float (&s)[kTiles][kQueries][4], float scale,
+                                      const Interval (&seen)[kQueries][2], int first_key) {
+  const int g = (int(threadIdx.x) & 31) / 4;
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int begin = seen[n][e].begin - first_key - g;
+      const auto count = unsigned(max(seen[n][e].end - seen[n][e].begin, 0));
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = s[m][n][2 * half + e];
+          x = unsigned(16 * m + 8 * half - begin) < count ? __fmul_rn(x, scale) : -INFINITY;
+        }
+    }
+}
+
+// Largest score of each of this lane's queries over the warp's keys.
+template <int kTiles, int kQueries>
+__device__ inline void tops_of(const float (&s)[kTiles][kQueries][4], float (&top)[kQueries][2]) {
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float x = -INFINITY;
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) x = fmaxf(x, fmaxf(s[m][n][e], s[m][n][e + 2]));
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0U, x, step));
+      top[n][e] = x;
+    }
+}
+
+// Operand b of the sums over 16 keys: 2^(score - top), rounded to bf16.
+__device__ inline void weights_of(const float (&s)[4], const float (&base)[2], uint32_t (&w)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    w[half] = attention::transpose_matrix(
+        attention::pack_bf16(attention::fast_exp2(__fsub_rn(s[2 * half], base[0])),
+                             attention::fast_exp2(__fsub_rn(s[2 * half + 1], base[1]))));
+}
+
+// Sums over the chunk of weighted values, of 16 columns from 16 `block` on.
+template <int D, int kQueries>
+__device__ inline void weighted_values(const MatrixAddress<D>& at_v, int block,
+                                       const uint32_t (&w)[kKeyTiles][kQueries][2],
+                                       float (&sum)[kQueries][4]) {
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
+#pragma unroll
+  for (int k = 0; k < kKeyTiles; ++k) {
+    uint32_t a[4];
+    attention::load_matrices_transposed(a, at_v.at(16 * k, block));
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) attention::multiply_add(sum[n], a, w[k][n][0], w[k][n][1]);
+  }
+}
+// The sums of the weights themselves: values that are all 1. Every row is the same.
+template <int kQueries>
+__device__ inline void sums_of_weights(const uint32_t (&w)[kKeyTiles][kQueries][2],
+                                       float (&sum)[kQueries][4]) {
+  constexpr uint32_t kOnes = 0x3F803F80U;
+  const uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) {
+    sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
+#pragma unroll
+    for (int k = 0; k < kKeyTiles; ++k) attention::multiply_add(sum[n], ones, w[k][n][0], w[k][n][1]);
+  }
+}
+
+// Adds the values that are not finite, which have been taken out of the tile, for the queries that see them.
+template <int kQueries>
+__device__ inline void add_nonfinite(const RowSource<bf16>& values, const int* where, int block,
+                                     int first_key, const Interval (&seen)[kQueries][2],
+                                     float (&sum)[kQueries][4]) {
+  const int g = (int(threadIdx.x) & 31) / 4;
+#pragma unroll 1
+  for (int r = 0; r < kChunk; ++r) {
+    if (where[r] == kNowhere) continue;
+    const bf16* v = values.row(where[r]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int d = 16 * block + 8 * half + g;
+      const float x = d < values.head_dim ? to_float(v[d]) : 0.0F;
+      if (isfinite(x)) continue;
+#pragma unroll
+      for (int n = 0; n < kQueries; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (seen[n][e].has(first_key + r)) sum[n][2 * half + e] += x;
+    }
+  }
+}
+
+}  // namespace sps::ops::decode

@@ -1,0 +1,160 @@
+// Which of the kernels of decode_linear_product.cuh serves a product, and with how many blocks.
+#include <algorithm>
+
+#include "ops/decode_linear/decode_linear_product.cuh"
+
+namespace sps::ops {
+
+namespace {
+
+using namespace decode_product;
+
+constexpr int kMostDirect = 8;  // rows of a launch whose blocks hold all of k
+constexpr int64_t kLongestRow = 1 << 16;
+constexpr int kFewTiles = 528;        // four for each multiprocessor of an H200
+constexpr int64_t kKept = 128 << 10;  // bytes of a multiprocessor's shared memory that one kernel should take
+
+int most_shared() {
+  static const int bytes = [] {
+    int most = 0;
+    SPS_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    return most;
+  }();
+  return bytes;
+}
+
+// Depends on k alone: so do the bits.
+int parts_of(int64_t k) {
+  return k <= 2048 ? 4 : 8;
+}
+
+// Blocks, or clusters, that walk over the tiles: each multiprocessor takes what its shared memory holds, and
+// leaves room for the next kernel's.
+int walkers(int tiles, int64_t shared, int blocks_each) {
+  const int64_t resident = std::clamp<int64_t>(kKept / shared, 1, 4);
+  return int(std::clamp<int64_t>(gpu_info().multiprocessors * resident / blocks_each, 1, tiles));
+}
+
+template <class T, int kFeatureWarps, int kPartWarps, int kRows, int kDepth>
+void launch(const Exec& ex, Product<T> p, unsigned cluster = 1) {
+  using Shape = BlockShape<T, kFeatureWarps, kPartWarps, kDepth>;
+  const int across = p.end == DecodeEnd::swiglu ? Shape::kColumns / 2 : Shape::kColumns;
+  p.tiles = int(ceil_div(p.outputs, across));
+  const int shared = Shape::bytes(p);
+  const unsigned grid = unsigned(walkers(p.tiles, shared, int(cluster))) * cluster;
+  launch_behind(ex, {dim3(grid), dim3(Shape::kThreads), size_t(shared), cluster},
+                product_kernel<T, kFeatureWarps, kPartWarps, kRows, kDepth>, p);
+}
+
+// Rows whose x fits beside the other memory of the blocks that take most.
+template <class T>
+int direct_rows(Product<T> p, int parts) {
+  const auto fits = [&](int rows) {
+    p.rows = rows;
+    const int bytes = parts == 8
+                          ? std::max(BlockShape<T, 1, 8, 8>::bytes(p), BlockShape<T, 2, 8, 4>::bytes(p))
+                          : BlockShape<T, 2, 4, 8>::bytes(p);
+    return bytes <= most_shared();
+  };
+  int rows = kMostDirect;
+  while (rows > 0 && !fits(rows)) --rows;
+  return rows;
+}
+
+// Up to kMostDirect rows: the warps of a block share out k.
+template <class T>
+void launch_direct(const Exec& ex, const Product<T>& p, int parts) {
+  const bool swiglu = p.end == DecodeEnd::swiglu;
+  const bool wide = swiglu || p.outputs > kFewTiles * kFeatures;
+  const int walks = (p.outputs - 1) / (kFewTiles * (swiglu ? kFeatures : 2 * kFeatures));  // 0: a tile each
+  const bool shallow = p.part_chunks <= 4 && walks == 0;
+  if (parts == 8) return wide ? launch<T, 2, 8, 8, 4>(ex, p) : launch<T, 1, 8, 8, 8>(ex, p);
+  if (wide) return shallow ? launch<T, 2, 4, 8, 4>(ex, p) : launch<T, 2, 4, 8, 8>(ex, p);
+  shallow ? launch<T, 1, 4, 8, 4>(ex, p) : launch<T, 1, 4, 8, 8>(ex, p);
+}
+
+template <class T, int kFeatureWarps, int kRows>
+bool launch_cluster_of(const Exec& ex, const Product<T>& p, int parts) {
+  if (BlockShape<T, kFeatureWarps, 1, 4>::bytes(p) > most_shared()) return false;
+  launch<T, kFeatureWarps, 1, kRows, 4>(ex, p, unsigned(parts));
+  return true;
+}
+
+// More rows: the blocks of a cluster share out k. False where x does not fit.
+template <class T>
+bool launch_cluster(const Exec& ex, const Product<T>& p, int parts) {
+  const int across = kFeatures * (p.end == DecodeEnd::swiglu ? 4 : 8);
+  const bool narrow = ceil_div(p.outputs, across) * parts < gpu_info().multiprocessors;
+  const auto with_rows = [&]<int kRows>() {
+    return narrow ? launch_cluster_of<T, 4, kRows>(ex, p, parts)
+                  : launch_cluster_of<T, 8, kRows>(ex, p, parts);
+  };
+  if (p.rows <= 16) return with_rows.template operator()<16>();
+  if (p.rows <= 32) return with_rows.template operator()<32>();
+  return with_rows.template operator()<64>();
+}
+
+template <class T>
+bool product(const Exec& ex, const DecodeCall& call) {
+  const DecodeRows& x = call.x;
+  Product<T> p;
+  p.x = x.x.data, p.x_stride = x.x.stride;
+  p.w = call.w.as<T>(), p.w_stride = call.w.stride;
+  p.rows = int(x.rows()), p.k = int(call.w.cols);
+  p.end = call.end;
+  p.outputs = int(call.end == DecodeEnd::swiglu ? call.w.rows / 2 : call.w.rows);
+  p.floats = call.y.dtype == DType::f32;
+  p.y = call.y.data, p.y_stride = call.y.stride, p.split = int(call.y.cols);
+  p.rest = call.rest.data, p.rest_stride = call.rest.stride;
+  const int parts = parts_of(p.k);
+  p.part_chunks = int(ceil_div(ceil_div(p.k, kChunk<T>), parts));
+
+  if (x.gain) {
+    p.gain = x.gain.as<float>(), p.eps = x.eps;
+    p.pick = x.pick.empty() ? nullptr : x.pick.data();
+  }
+  const int rows_at_once = direct_rows(p, parts);
+  if (rows_at_once == 0) return false;
+  if (p.rows > kMostDirect && x.gain) {
+    // Every block would norm all rows.
+    T* const n = x.n.as<T>();
+    launch_behind(ex, {dim3(unsigned(ceil_div(p.rows, 4))), dim3(128)}, norm_kernel<T>,
+                  static_cast<const float*>(p.x), p.x_stride, p.pick, p.gain, p.eps, p.rows, p.k, n,
+                  x.n.stride);
+    p.x = n, p.x_stride = x.n.stride, p.gain = nullptr, p.pick = nullptr;
+  }
+  if (p.rows > kMostDirect && starts_behind() && launch_cluster(ex, p, parts)) return true;
+  const auto move = [](auto* data, int64_t elements, size_t size) {
+    using Bytes = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(data)>>, const std::byte,
+                                     std::byte>;
+    return static_cast<Bytes*>(data) + elements * int64_t(size);
+  };
+  const size_t x_size = p.gain != nullptr ? sizeof(float) : sizeof(T),
+               y_size = p.floats ? sizeof(float) : sizeof(T);
+  for (int row = 0; row < p.rows; row += rows_at_once) {
+    Product<T> some = p;
+    some.rows = std::min(rows_at_once, p.rows - row);
+    if (p.pick != nullptr)
+      some.pick += row;
+    else
+      some.x = move(p.x, row * p.x_stride, x_size);
+    some.y = move(p.y, row * p.y_stride, y_size);
+    if (p.rest != nullptr) some.rest = move(p.rest, row * p.rest_stride, y_size);
+    launch_direct(ex, some, parts);
+  }
+  return true;
+}
+
+}  // namespace
+
+bool decode_linear_cuda(const Exec& ex, const DecodeCall& call) {
+  const DecodeRows& x = call.x;
+  if (call.w.rows > INT32_MAX / 2 || call.w.cols > kLongestRow || !rows_aligned(16, x.x, call.w))
+    return false;
+  if (x.gain && !rows_aligned(16, x.gain, x.n)) return false;
+  bool done = false;
+  with_device_type(call.w.dtype, [&](auto zero) { done = product<decltype(zero)>(ex, call); });
+  return done;
+}
+
+}  // namespace sps::ops
