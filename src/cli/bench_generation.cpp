@@ -45,13 +45,15 @@ void time_engine(Engine& engine, const StepTraffic& traffic, int64_t texts, int6
   times.whole.push_back(monotonic_seconds() - began);
   if (seconds.empty()) return;
   StepBytes sum;
+  std::vector<double> rates;
   double total = 0;
   for (size_t i = 0; i < seconds.size(); ++i) {
     const StepBytes bytes = traffic.of(positions[i]);
     sum.weights += bytes.weights, sum.keys += bytes.keys, sum.logits += bytes.logits;
     total += seconds[i];
-    times.bytes_per_second.push_back(bytes.total() / seconds[i]);
+    rates.push_back(bytes.total() / seconds[i]);
   }
+  times.bytes_per_second.push_back(median(rates));
   const auto n = double(seconds.size());
   times.bytes = {sum.weights / n, sum.keys / n, sum.logits / n};
   times.step_medians.push_back(median(seconds));
@@ -99,34 +101,43 @@ int64_t GenerationBench::rows_of(int64_t batch) const {
   return step_rows > 0 ? step_rows : std::max(batch, std::min<int64_t>(batch * prompt, 16384));
 }
 
-GenerationResult bench_generation(const std::vector<BenchSubject>& subjects, DType dtype, Device device,
-                                  const GenerationBench& bench) {
-  GenerationResult result;
-  result.times.assign(subjects.size(), std::vector<GenerationTimes>(bench.batches.size()));
+std::vector<std::vector<GenerationTimes>> bench_generation(const std::vector<BenchSubject>& subjects,
+                                                           DType dtype, Device device,
+                                                           const GenerationBench& bench) {
+  std::vector<std::vector<GenerationTimes>> all(subjects.size(),
+                                                std::vector<GenerationTimes>(bench.batches.size()));
   std::vector<StepTraffic> traffic;
   for (const BenchSubject& s : subjects) traffic.emplace_back(make_plan(s.config()), dtype);
+  const bool gpu = device == Device::cuda;
+  const std::unique_ptr<ReadCeiling> reads =
+      bench.ceiling && !gpu ? std::make_unique<ReadCeiling>() : nullptr;
   const auto turns = int64_t(subjects.size() * bench.batches.size());
   Progress progress("bench", turns * (bench.rounds + 1), "runs");
   int64_t done = 0;
   for (int round = 0; round <= bench.rounds; ++round) {
     for (size_t b = 0; b < bench.batches.size(); ++b)
       for (size_t s = 0; s < subjects.size(); ++s) {
-        GenerationTimes& times = result.times[s][b];
+        GenerationTimes& times = all[s][b];
         // Memory grows and products are chosen before anything counts.
         GenerationTimes warm;
-        if (times.error.empty())
+        if (times.error.empty()) {
+          const double before = reads && round > 0 ? reads->bytes_per_second() : 0;
           take_turn(subjects[s], traffic[s], bench, bench.batches[b],
                     round > 0 ? bench.tokens : std::min<int64_t>(bench.tokens, 8), uint64_t(round),
                     round > 0 ? times : warm);
+          if (reads && round > 0) times.ceilings.push_back((before + reads->bytes_per_second()) / 2);
+        }
         if (round == 0) times.error = warm.error;
         progress.update(++done);
       }
-    if (round > 0 && bench.ceiling)
-      result.ceilings.push_back(device == Device::cuda ? gpu_copy_bytes_per_second()
-                                                       : read_bytes_per_second());
+    if (gpu && round > 0 && bench.ceiling) {
+      const double copied = gpu_copy_bytes_per_second();
+      for (auto& of_subject : all)
+        for (GenerationTimes& times : of_subject) times.ceilings.push_back(copied);
+    }
   }
   progress.finish(done);
-  return result;
+  return all;
 }
 
 }  // namespace sps

@@ -26,25 +26,24 @@ struct GenerationTimes {
   std::vector<double> whole;                   // until every text had its last
   std::vector<double> step_medians;            // of each round's steps
   std::vector<double> steps;                   // in which every text took one token, of all rounds
-  std::vector<double> bytes_per_second;        // of each of them
+  std::vector<double> bytes_per_second;        // the median of each round's steps
   std::vector<double> step_tokens_per_second;  // of each round: tokens of its steps by the sum of their times
   StepBytes bytes;                             // of the mean step of a round
   EngineMemory memory;
+  // What memory could do then, bytes per second: read, before and after each turn on a CPU; copied, after
+  // each round on a GPU. One number a round.
+  std::vector<double> ceilings;
   size_t scratch = 0;  // of the operations, bytes
   std::string error;   // not measured: why (no memory for so many texts)
-};
-
-struct GenerationResult {
-  std::vector<std::vector<GenerationTimes>> times;  // by subject and batch
-  std::vector<double> ceilings;                     // bytes per second, one a round
 };
 
 // Each model takes its turn in every round with every batch, so that all see the same machine; a round before
 // them that goes a few tokens far warms up. Prompts are random and alike for all models; every text goes on
 // to its last token, always with the most likely one. An engine is made anew for each turn, so that only the
 // weights of all models lie in memory together. Usage error if a text does not fit a model's context.
-GenerationResult bench_generation(const std::vector<BenchSubject>& subjects, DType dtype, Device device,
-                                  const GenerationBench& bench);
+std::vector<std::vector<GenerationTimes>> bench_generation(const std::vector<BenchSubject>& subjects,
+                                                           DType dtype, Device device,
+                                                           const GenerationBench& bench);
 
 // The q-th part of the values lies below it. Not of none.
 double quantile(std::vector<double> values, double q);

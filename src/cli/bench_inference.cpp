@@ -40,7 +40,7 @@ int64_t standard_of(const std::vector<BenchSubject>& subjects) {
   return -1;
 }
 
-// Median over the rounds of a round's time over the standard model's in the same round.
+// Median over the rounds of one figure over another of the same round.
 double ratio(const std::vector<double>& of, const std::vector<double>& to) {
   std::vector<double> ratios;
   for (size_t r = 0; r < std::min(of.size(), to.size()); ++r) ratios.push_back(of[r] / to[r]);
@@ -64,7 +64,7 @@ Json memory_json(const BenchSubject& subject, const GenerationTimes& t) {
           {"per_text", t.memory.bytes_per_sequence}};
 }
 
-Json decode_json(const GenerationBench& bench, int64_t batch, const GenerationTimes& t, double ceiling) {
+Json decode_json(const GenerationBench& bench, int64_t batch, const GenerationTimes& t) {
   if (t.steps.empty())
     fail(
         "batch {}: the first text ends before the last begins: expected more than {} new tokens, or more "
@@ -80,7 +80,10 @@ Json decode_json(const GenerationBench& bench, int64_t batch, const GenerationTi
            {"logits", t.bytes.logits},
            {"total", t.bytes.total()}}},
          {"gbytes_per_second", kGiga * median(t.bytes_per_second)}};
-  if (ceiling > 0) j["of_ceiling"] = median(t.bytes_per_second) / ceiling;
+  if (!t.ceilings.empty()) {
+    j["ceiling_gbytes_per_second"] = kGiga * median(t.ceilings);
+    j["of_ceiling"] = ratio(t.bytes_per_second, t.ceilings);
+  }
   return j;
 }
 
@@ -96,9 +99,9 @@ Json prefill_json(const GenerationBench& bench, const BenchSubject& subject, int
 }
 
 Json report(const InferenceArguments& args, DType dtype, Device device,
-            const std::vector<BenchSubject>& subjects, const GenerationResult& result) {
+            const std::vector<BenchSubject>& subjects,
+            const std::vector<std::vector<GenerationTimes>>& times) {
   const bool gpu = device == Device::cuda;
-  const double ceiling = result.ceilings.empty() ? 0 : median(result.ceilings);
   Json j{{"what", args.decode ? "decode" : "prefill"},
          {"sps", SPS_VERSION},
          {"compiler", __VERSION__},
@@ -108,12 +111,12 @@ Json report(const InferenceArguments& args, DType dtype, Device device,
          {"prompt", args.bench.prompt}};
   if (args.decode) j["tokens"] = args.bench.tokens;
   j["rounds"] = args.bench.rounds;
-  if (ceiling > 0) j["ceiling"] = {{"kind", gpu ? "copy" : "read"}, {"gbytes_per_second", kGiga * ceiling}};
+  if (args.bench.ceiling) j["ceiling"] = gpu ? "memory copied" : "memory read";
   j["results"] = Json::array();
   const int64_t standard = standard_of(subjects);
   for (size_t b = 0; b < args.bench.batches.size(); ++b)
     for (size_t s = 0; s < subjects.size(); ++s) {
-      const GenerationTimes& t = result.times[s][b];
+      const GenerationTimes& t = times[s][b];
       const int64_t batch = args.bench.batches[b];
       Json row{{"model", subjects[s].name()},
                {"family", subjects[s].config().family},
@@ -122,9 +125,9 @@ Json report(const InferenceArguments& args, DType dtype, Device device,
       if (!t.error.empty()) {
         row["error"] = t.error;
       } else {
-        row.update(args.decode ? decode_json(args.bench, batch, t, ceiling)
+        row.update(args.decode ? decode_json(args.bench, batch, t)
                                : prefill_json(args.bench, subjects[s], batch, t));
-        const auto* base = standard < 0 ? nullptr : &result.times[size_t(standard)][b];
+        const auto* base = standard < 0 ? nullptr : &times[size_t(standard)][b];
         if (base != nullptr && base->error.empty())
           row["over_standard"] =
               args.decode ? ratio(t.step_medians, base->step_medians) : ratio(t.prefill, base->prefill);
@@ -146,9 +149,7 @@ std::string table(const Json& j) {
       fmt::format("{}, {}, {} threads, prompts of {}", j["device"].get<std::string>(),
                   j["dtype"].get<std::string>(), j["threads"].get<int>(), j["prompt"].get<int64_t>());
   if (decode) out += fmt::format(", {} new tokens", j["tokens"].get<int64_t>());
-  if (j.contains("ceiling"))
-    out += fmt::format("; {} {:.1f} GB/s", j["ceiling"]["kind"].get<std::string>(),
-                       j["ceiling"]["gbytes_per_second"].get<double>());
+  if (j.contains("ceiling")) out += "; ceiling: " + j["ceiling"].get<std::string>();
   size_t width = 5;
   for (const Json& row : j["results"]) width = std::max(width, row["model"].get<std::string>().size());
   out += fmt::format("\n{:<{}}{:>7}", "model", width, "batch");

@@ -18,9 +18,38 @@ namespace {
 
 using namespace tiles;
 
-constexpr int64_t kChunk = 256;   // rows of x that are laid out at once: they stay in the second-level cache
-constexpr int64_t kPieces = 128;  // most pieces of work
-constexpr int64_t kAhead = 32;    // cache lines of the next weights asked for at each step
+constexpr int64_t kChunk = 256;  // rows of x that are laid out at once: they stay in the second-level cache
+constexpr int64_t kAhead = 32;   // cache lines of the next weights asked for at each step
+// Most pieces of work: with one panel of x, and with more. A piece asks for the weights behind those that it
+// multiplies, but knows nothing of the next piece, which may be another thread's. A beginning without
+// foresight costs as much as several hundred lines, which matters where each weight is used once.
+constexpr int64_t kPieces = 16, kPiecesOfMany = 128;
+
+// As multiply, where the second half of the panel is nothing but zeros: the first and third tile of sums
+// alone.
+template <class EachStep>
+[[gnu::always_inline]] inline void multiply_few(RowsOfA a, const bf16* panel, int64_t steps, float* sum,
+                                                bool add, EachStep&& each_step) {
+  asm volatile("" : : : "memory");  // the tile loads do not tell the compiler that they read memory
+  if (add) {
+    _tile_loadd(0, sum, 64);
+    _tile_loadd(2, sum + 2 * kSumTile, 64);
+  } else {
+    _tile_zero(0);
+    _tile_zero(2);
+  }
+  for (int64_t s = 0; s < steps; ++s, a.data += a.step, panel += kBlockSize) {
+    _tile_loadd(4, a.data, a.stride * 2);
+    _tile_loadd(6, panel, 64);
+    _tile_loadd(5, a.data + a.second, a.stride * 2);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+    each_step();
+  }
+  _tile_stored(0, sum, 64);
+  _tile_stored(2, sum + 2 * kSumTile, 64);
+  asm volatile("" : : : "memory");
+}
 
 template <class Y>
 void store(const float* sums, Tensor y, int64_t row, int64_t col) {
@@ -51,13 +80,20 @@ void chunk_of_rows(Tensor x, Tensor w, Tensor y) {
   const int caller = thread_index();
   lay_out_panels(x, true, panels, steps, x_panels);
 
-  const int64_t group = ceil_div(units, kPieces);
+  const int64_t group = ceil_div(units, panels == 1 ? kPieces : kPiecesOfMany);
   parallel_for(ceil_div(units, group), [&](int64_t piece) {
     auto* padded = reinterpret_cast<bf16*>(
         thread_index() == caller ? shared + panels_bytes : thread_scratch(ScratchSlot::gemm, own_bytes));
     alignas(64) float sums[kBlockSize];
     const TileSession session;
-    for (int64_t unit = piece * group; unit < std::min(units, (piece + 1) * group); ++unit) {
+    const int64_t first = piece * group, last = std::min(units, first + group);
+    const auto rows_of = [&](int64_t unit) {
+      const int64_t end = std::min(last * kSide, w.rows), row = std::min(unit * kSide, end);
+      return RowPrefetch(w.as<bf16>(), w.stride, k, row, std::min(row + kSide, end));
+    };
+    RowPrefetch beginning = rows_of(first);
+    beginning.some(beginning.lines());
+    for (int64_t unit = first; unit < last; ++unit) {
       const int64_t col = unit * kSide, cols = std::min(kSide, w.rows - col);
       const bf16* from = w.row<bf16>(col);
       int64_t stride = w.stride, direct = whole;
@@ -67,15 +103,19 @@ void chunk_of_rows(Tensor x, Tensor w, Tensor y) {
       } else if (whole < steps) {
         pad_rows(from + whole * kSide, stride, kSide, k - whole * kSide, padded, kSide);
       }
-      RowPrefetch ahead(w.as<bf16>(), w.stride, k, col + kSide, std::min(col + 2 * kSide, w.rows));
+      RowPrefetch ahead = rows_of(unit + 1);
       for (int64_t p = 0; p < panels; ++p) {
         const bf16* panel = x_panels + p * panel_size;
-        if (direct > 0)
-          multiply({from, stride, 16 * stride, kSide}, panel, direct, sums, false,
-                   [&] { ahead.some(kAhead); });
-        if (direct < steps)
-          multiply({padded, kSide, 16 * kSide, kSide}, panel + direct * kBlockSize, 1, sums, direct > 0,
-                   [] {});
+        const auto product = [&](RowsOfA a, const bf16* b, int64_t count, bool add) {
+          const auto each_step = [&] { ahead.some(kAhead); };
+          if (count == 0) return;
+          if (x.rows - p * kSide <= 16)
+            multiply_few(a, b, count, sums, add, each_step);
+          else
+            multiply(a, b, count, sums, add, each_step);
+        };
+        product({from, stride, 16 * stride, kSide}, panel, direct, false);
+        product({padded, kSide, 16 * kSide, kSide}, panel + direct * kBlockSize, steps - direct, direct > 0);
         if (y.dtype == DType::bf16)
           store<bf16>(sums, y, p * kSide, col);
         else
