@@ -216,7 +216,7 @@ void bench_inference(InferenceArguments args) {
 
 void add(CLI::App* bench, bool decode, const char* name, const char* text) {
   auto args = std::make_shared<InferenceArguments>();
-  args->decode = decode, args->bench.ceiling = decode;
+  args->decode = decode, args->bench.ceiling = decode, args->bench.rounds = 0;
   CLI::App* cmd = bench->add_subcommand(name, text);
   cmd->add_option("models", args->words,
                   "Recipes or TOML files (random weights), checkpoints, run directories; key=value settings "
@@ -231,7 +231,8 @@ void add(CLI::App* bench, bool decode, const char* name, const char* text) {
   if (decode)
     cmd->add_option("--tokens", args->bench.tokens, "New tokens of a text (3072; CPU: 64)")
         ->check(CLI::PositiveNumber);
-  cmd->add_option("--rounds", args->bench.rounds, "Timed rounds, in each of which every model takes its turn")
+  cmd->add_option("--rounds", args->bench.rounds,
+                  "Timed rounds, in each of which every model takes its turn (3; decode on a GPU: 2)")
       ->check(CLI::PositiveNumber);
   cmd->add_option("--step-rows", args->bench.step_rows,
                   "Most positions of a step; 0: whole prompts of a batch, 16384 at the most")
