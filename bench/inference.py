@@ -1,43 +1,33 @@
-"""Generation speed of several models side by side on this machine: one JSON file with commit and system.
+"""Runs of sps bench decode and prefill, gathered with commit and system in one JSON file.
 
-Usage: inference.py SPS OUT.json [options of sps bench decode and prefill, such as --device cuda --batch 1,16]
-INFERENCE_MODELS and INFERENCE_PROMPTS name the models of the two runs (default: scale S).
+Usage: inference.py SPS OUT.json RUN...
+Each RUN is what follows `sps bench`, as one word: "decode s_standard_20b s_sps_w64_20b --batch 1,16".
 """
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
 
-sps, out, options = sys.argv[1], sys.argv[2], sys.argv[3:]
-MODELS = os.environ.get("INFERENCE_MODELS", "s_standard_20b s_sps_w64_20b s_free_pause_20b s_sequential_6+6_20b").split()
-PROMPTS = os.environ.get("INFERENCE_PROMPTS", " ".join(MODELS)).split()
+sps, out, runs = sys.argv[1], sys.argv[2], sys.argv[3:]
 
 
-def run(what, models, more):
+def run(arguments):
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "figures.json")
-        subprocess.run([sps, "-q", "bench", what, *models, *more, "--json", path], check=True)
+        subprocess.run([sps, "-q", "bench", *shlex.split(arguments), "--json", path], check=True)
         with open(path) as file:
-            return json.load(file)
+            return {"run": arguments, **json.load(file)}
 
 
 def git(*args):
     return subprocess.run(["git", *args], capture_output=True, text=True).stdout.strip()
 
 
-decode_only = {"--tokens", "--no-ceiling"}
-prefill_options = []
-skip = False
-for word in options:
-    if skip or word in decode_only:
-        skip = word == "--tokens"
-        continue
-    prefill_options.append(word)
-result = {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain")),
-          "system": platform.platform(), "cores": os.cpu_count(), "method": "bench/inference.py " + " ".join(options),
-          "decode": run("decode", MODELS, options), "prefill": run("prefill", PROMPTS, prefill_options)}
+result = {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+          "system": platform.platform(), "cores": os.cpu_count(), "runs": [run(arguments) for arguments in runs]}
 with open(out, "w") as file:
     json.dump(result, file, indent=1)
     file.write("\n")
