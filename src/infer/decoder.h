@@ -133,10 +133,20 @@ class Decoder {
   void norm(bool x, bool p, int gain_x, int gain_p);
   ops::DecodeRows normed(Part part, int gain);
   void rotate(Tensor x, int64_t heads, int64_t block, std::span<const int32_t> positions, int gain, Tensor y);
+  // A stage's rows of queries, keys and values: as the product leaves them, and where they go when turned.
+  struct Projections {
+    Rows q, q_turned, kv, k_turned;
+    int64_t kx, kp;  // widths of keys
+    Tensor raw_keys(Part part) const { return of(kv, part).cols_from(0, part == Part::p ? kp : kx); }
+    Tensor keys(Part part) const { return k_turned.x || k_turned.p ? of(k_turned, part) : raw_keys(part); }
+  };
+  Projections projections(size_t stage, Wanted keys) const;
   void project(size_t stage, Wanted queries, Wanted keys);
+  void rotate_rows(size_t stage, Wanted queries, Wanted keys);
   void read_level(int64_t level);
   void read_keys(size_t pair, const BlockParameters& b, int64_t rope_block);
-  void attention(const Stage& stage, bool x, bool p);
+  void attention(size_t stage, Wanted queries, Wanted fresh);
+  bool read_elsewhere(const Stage& stage) const;
   void attention_out(const Stage& stage, bool x, bool p);
   void feed_forward(const Stage& stage, bool x, bool p);
   void pooled(int64_t block);
@@ -184,6 +194,7 @@ class Decoder {
   // The step under way.
   int64_t x_rows_ = 0, p_rows_ = 0;
   std::vector<StepKeys> keys_;  // by pair
+  std::vector<bool> kept_;      // by pair: in its cache already
   ops::DecodeStep lists_;
   std::span<const int32_t> tokens_, positions_, sources_, picks_;
 };

@@ -73,6 +73,7 @@ void Decoder::forward() {
   ops::embedding_forward(ex_, tokens_.first(size_t(x_rows_)), master(params_.embed), {},
                          rows(b_.residual, c.state.width, c.pred.width).x);
   if (p_rows_ > 0 && c.pred_input != PredInput::state) start_prediction();
+  kept_.assign(keys_.size(), false);
 
   const int64_t alive = plan_.state_blocks_alive();
   if (alive == 0) read_level(0);
@@ -85,9 +86,11 @@ void Decoder::forward() {
     if (!x && !p) continue;
     if (x) read_level(stage.state);
     const bool x_rows = nx >= Need::pool, p_rows = p && np >= Need::pool;
-    project(n, {x_rows, p_rows}, {x, p && plan_.pred_keys[size_t(stage.pred)]});
+    const Wanted queries{x_rows, p_rows}, keys{x, p && plan_.pred_keys[size_t(stage.pred)]};
+    project(n, queries, keys);
+    if (!x_rows && !p_rows) rotate_rows(n, queries, keys);
     if (x_rows || p_rows) {
-      attention(stage, x_rows, p_rows);
+      attention(n, queries, keys);
       attention_out(stage, x_rows, p_rows);
       if (c.has_pred() && c.ffn == FfnMode::pooled)
         pooled(stage.state);
@@ -99,12 +102,13 @@ void Decoder::forward() {
       if (plan_.read_head) read_keys(size_t(caches_.find(KeyPair::read_head, 0)), params_.read_head, 0);
     }
   }
-  std::vector<ops::DecodeKeys> kept;
+  std::vector<ops::DecodeKeys> rest;
   for (size_t i = 0; i < keys_.size(); ++i) {
     const bool pred = caches_.pairs()[i].source == KeyPair::pred;
-    if (!pred || p_rows_ > 0) kept.push_back({keys_[i].k, keys_[i].v, pred ? 1 : 0, caches_.cache(i)});
+    if (!kept_[i] && (!pred || p_rows_ > 0))
+      rest.push_back({keys_[i].k, keys_[i].v, pred ? 1 : 0, caches_.cache(i)});
   }
-  ops::keep_keys(ex_, c.head_dim, lists_, kept);
+  ops::keep_keys(ex_, c.head_dim, lists_, rest);
 }
 
 // Runs a sub-layer for the streams that take part: once for the rows of both where it is the same for them.
@@ -167,55 +171,65 @@ void Decoder::rotate(Tensor x, int64_t heads, int64_t block, std::span<const int
                     {gain == kNoParameter ? Tensor{} : master(gain), eps()}, rstd, y);
 }
 
+Decoder::Projections Decoder::projections(size_t stage, Wanted keys) const {
+  const ModelConfig& c = plan_.config;
+  const int64_t kx = keys.x ? kv_width(c, c.state) : 0, kp = keys.p ? kv_width(c, c.pred) : 0;
+  return {widths(b_.q, c.state.heads, c.pred.heads),
+          widths(c.qk_norm ? b_.q_normed : b_.q, c.state.heads, c.pred.heads),
+          rows(b_.kv[stage], 2 * kx, 2 * kp),
+          c.qk_norm ? rows(b_.k[stage], kx, kp) : Rows{},
+          kx,
+          kp};
+}
+
 // Queries, keys and values of those streams that need them.
 void Decoder::project(size_t stage, Wanted queries, Wanted keys) {
   const ModelConfig& c = plan_.config;
   const Stage& s = plan_.stages[stage];
   const BlockParameters &wx = state_block(s.state), &wp = pred_block(s.pred);
-  const int64_t kx = keys.x ? kv_width(c, c.state) : 0, kp = keys.p ? kv_width(c, c.pred) : 0;
-  const Rows n = rows(b_.n, c.state.width, c.pred.width), q = widths(b_.q, c.state.heads, c.pred.heads),
-             kv = rows(b_.kv[stage], 2 * kx, 2 * kp);
-  const Rows q_out = c.qk_norm ? widths(b_.q_normed, c.state.heads, c.pred.heads) : q,
-             k_out = c.qk_norm ? rows(b_.k[stage], kx, kp) : Rows{};
+  const Projections to = projections(stage, keys);
   const auto weights = [&](Part part) -> const BlockParameters& { return part == Part::p ? wp : wx; };
-  const auto width = [&](Part part) { return part == Part::p ? kp : kx; };
-  const auto block = [&](Part part) { return part == Part::p ? s.pred : s.state; };
-  const auto keys_of = [&](Part part) {
-    return c.qk_norm ? of(k_out, part) : of(kv, part).cols_from(0, width(part));
-  };
-  const auto rotate_queries = [&](Part part) {
-    rotate(of(q, part), part == Part::p ? c.pred.heads : c.state.heads, block(part), positions(part),
-           weights(part).q_norm, of(q_out, part));
-  };
-  const auto rotate_keys = [&](Part part) {
-    rotate(of(kv, part).cols_from(0, width(part)), width(part) / c.head_dim, block(part), positions(part),
-           weights(part).k_norm, keys_of(part));
-  };
-
   const bool one_weight = wx.qkv == wp.qkv, one_norm = wx.norm1 == wp.norm1;
   if (queries == keys && (one_norm || !one_weight || !(keys.x && keys.p))) {
-    each(keys.x, keys.p, one_weight && one_norm && wx.q_norm == wp.q_norm && wx.k_norm == wp.k_norm,
-         [&](Part part) {
-           const BlockParameters& w = weights(part);
-           ops::decode_linear(ex_, normed(part, w.norm1), weight(w.qkv), of(q, part), of(kv, part));
-           rotate_queries(part), rotate_keys(part);
-         });
-  } else {
-    norm(queries.x || keys.x, queries.p || keys.p, wx.norm1, wp.norm1);
-    each(queries.x, queries.p, one_weight && wx.q_norm == wp.q_norm, [&](Part part) {
+    each(keys.x, keys.p, one_weight && one_norm, [&](Part part) {
       const BlockParameters& w = weights(part);
-      ops::decode_linear(ex_, of(n, part), weight(w.qkv).rows_from(0, w.q_rows), of(q, part));
-      rotate_queries(part);
+      ops::decode_linear(ex_, normed(part, w.norm1), weight(w.qkv), of(to.q, part), of(to.kv, part));
     });
-    each(keys.x, keys.p, one_weight && wx.k_norm == wp.k_norm, [&](Part part) {
+  } else {
+    const Rows n = rows(b_.n, c.state.width, c.pred.width);
+    norm(queries.x || keys.x, queries.p || keys.p, wx.norm1, wp.norm1);
+    each(queries.x, queries.p, one_weight, [&](Part part) {
       const BlockParameters& w = weights(part);
-      ops::decode_linear(ex_, of(n, part), weight(w.qkv).rows_from(w.q_rows, w.kv_rows), of(kv, part));
-      rotate_keys(part);
+      ops::decode_linear(ex_, of(n, part), weight(w.qkv).rows_from(0, w.q_rows), of(to.q, part));
+    });
+    each(keys.x, keys.p, one_weight, [&](Part part) {
+      const BlockParameters& w = weights(part);
+      ops::decode_linear(ex_, of(n, part), weight(w.qkv).rows_from(w.q_rows, w.kv_rows), of(to.kv, part));
     });
   }
   if (keys.x)
-    keys_[size_t(caches_.find(KeyPair::state, s.state))] = {keys_of(Part::x), kv.x.cols_from(kx, kx)};
-  if (keys.p) keys_[size_t(caches_.find(KeyPair::pred, s.pred))] = {keys_of(Part::p), kv.p.cols_from(kp, kp)};
+    keys_[size_t(caches_.find(KeyPair::state, s.state))] = {to.keys(Part::x),
+                                                            to.kv.x.cols_from(to.kx, to.kx)};
+  if (keys.p)
+    keys_[size_t(caches_.find(KeyPair::pred, s.pred))] = {to.keys(Part::p), to.kv.p.cols_from(to.kp, to.kp)};
+}
+
+void Decoder::rotate_rows(size_t stage, Wanted queries, Wanted keys) {
+  const ModelConfig& c = plan_.config;
+  const Stage& s = plan_.stages[stage];
+  const BlockParameters &wx = state_block(s.state), &wp = pred_block(s.pred);
+  const Projections of_stage = projections(stage, keys);
+  const bool one_weight = wx.qkv == wp.qkv;
+  each(queries.x, queries.p, one_weight && wx.q_norm == wp.q_norm, [&](Part part) {
+    const bool pred = part == Part::p;
+    rotate(of(of_stage.q, part), pred ? c.pred.heads : c.state.heads, pred ? s.pred : s.state,
+           positions(part), (pred ? wp : wx).q_norm, of(of_stage.q_turned, part));
+  });
+  each(keys.x, keys.p, one_weight && wx.k_norm == wp.k_norm, [&](Part part) {
+    const bool pred = part == Part::p;
+    rotate(of_stage.raw_keys(part), (pred ? of_stage.kp : of_stage.kx) / c.head_dim, pred ? s.pred : s.state,
+           positions(part), (pred ? wp : wx).k_norm, of_stage.keys(part));
+  });
 }
 
 // Keys that prediction blocks project from the state residual that enters block `level`.
@@ -237,13 +251,25 @@ void Decoder::read_keys(size_t pair, const BlockParameters& b, int64_t rope_bloc
   rotate(k, heads, rope_block, positions(Part::x), b.read_k_norm, keys_[pair].k);
 }
 
-void Decoder::attention(const Stage& stage, bool x, bool p) {
+// Whether prediction blocks of other stages read the keys of a stage's state block.
+bool Decoder::read_elsewhere(const Stage& stage) const {
   const ModelConfig& c = plan_.config;
+  return std::ranges::any_of(plan_.stages, [&](const Stage& other) {
+    return other.pred >= 0 && other.state != stage.state && c.read_kv != ReadKv::own &&
+           c.levels[size_t(other.pred)] == stage.state && !c.band_px(other.pred).empty();
+  });
+}
+
+// `fresh`: keys that are this stage's own. They and the queries are as the products left them.
+void Decoder::attention(size_t n_stage, Wanted asking, Wanted fresh) {
+  const ModelConfig& c = plan_.config;
+  const Stage& stage = plan_.stages[n_stage];
+  const bool x = asking.x, p = asking.p;
   const Tower& tower = stage.state >= 0 ? c.state : c.pred;
   const ops::DecodeShape shape{tower.heads, tower.kv_heads, c.head_dim,
                                float(1.0 / std::sqrt(double(c.head_dim)))};
-  const Rows q = widths(c.qk_norm ? b_.q_normed : b_.q, c.state.heads, c.pred.heads),
-             o = widths(b_.o, c.state.heads, c.pred.heads);
+  const Projections own_rows = projections(n_stage, fresh);
+  const Rows q = own_rows.q_turned, o = widths(b_.o, c.state.heads, c.pred.heads);
   std::array<ops::DecodeQueries, ops::kMaxQueryStreams> queries;
   std::array<ops::DecodeKeys, ops::kMaxKeySets> keys;
   constexpr size_t kState = 0, kPred = 1, kRead = 2;
@@ -278,6 +304,30 @@ void Decoder::attention(const Stage& stage, bool x, bool p) {
     else if (reads && !beside)
       set(kRead, KeyPair::state, level);
   }
+  // In a step of one position a text attention itself turns the rows and keeps the keys, where it can.
+  const BlockParameters &wx = state_block(stage.state), &wp = pred_block(stage.pred);
+  const auto gain = [&](int i) { return i == kNoParameter ? Tensor{} : master(i); };
+  ops::DecodeRotation rotation;
+  rotation.table = rope_.of(c, x || fresh.x ? stage.state : stage.pred), rotation.eps = eps();
+  const bool one_table =
+      !(p || fresh.p) || !(x || fresh.x) || rotation.table.cos.data == rope_.of(c, stage.pred).cos.data;
+  auto raw_queries = queries;
+  auto raw_keys = keys;
+  if (x) raw_queries[0].q = own_rows.q.x, rotation.q_gain[0] = gain(wx.q_norm);
+  if (p) raw_queries[1].q = own_rows.q.p, rotation.q_gain[1] = gain(wp.q_norm);
+  const auto turn = [&](size_t n, Part part, int norm, bool keep) {
+    rotation.set[n] = {keys[n].k, gain(norm), keep};
+    raw_keys[n].k = own_rows.raw_keys(part);
+  };
+  if (fresh.x) turn(kState, Part::x, wx.k_norm, keys[kState].cache.paged || !read_elsewhere(stage));
+  if (fresh.p) turn(kPred, Part::p, wp.k_norm, true);
+  if (one_table && ops::decode_attention_rotates(ex_, shape, lists_, raw_queries, raw_keys, rotation)) {
+    ops::decode_attention(ex_, shape, lists_, raw_queries, raw_keys, rotation);
+    if (fresh.x) kept_[size_t(caches_.find(KeyPair::state, stage.state))] = rotation.set[kState].keep;
+    if (fresh.p) kept_[size_t(caches_.find(KeyPair::pred, stage.pred))] = true;
+    return;
+  }
+  rotate_rows(n_stage, asking, fresh);
   ops::decode_attention(ex_, shape, lists_, queries, keys);
 }
 

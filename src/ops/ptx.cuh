@@ -40,15 +40,6 @@ __device__ inline void copy_async_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Closes the group of the copies issued since the last one; waits for all groups but the last n.
-__device__ inline void copy_async_close() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int n>
-__device__ inline void copy_async_wait_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
-}
-
 // Four 8x8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8 and gets of
 // matrix m, in x[m], columns 2 (l % 4) and the next of row l / 4.
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {

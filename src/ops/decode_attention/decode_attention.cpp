@@ -36,11 +36,9 @@ void check_keys(const DecodeShape& shape, const DecodeStep& step, const DecodeKe
   check_cache(set.cache, shape, step.table, act);
 }
 
-}  // namespace
-
-void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
-                      const std::array<DecodeQueries, kMaxQueryStreams>& queries,
-                      const std::array<DecodeKeys, kMaxKeySets>& keys) {
+// Returns the act dtype.
+DType check_call(const DecodeShape& shape, const DecodeStep& step, const DecodeQuerySet& queries,
+                 const DecodeKeySets& keys) {
   check_step(shape, step);
   const DType act = queries[0].q ? queries[0].q.dtype : queries[1].q.dtype;
   for (size_t s = 0; s < queries.size(); ++s) {
@@ -59,10 +57,37 @@ void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep
   }
   for (const DecodeKeys& set : keys)
     if (set.k) check_keys(shape, step, set, act);
+  return act;
+}
+
+}  // namespace
+
+void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
+                      const std::array<DecodeQueries, kMaxQueryStreams>& queries,
+                      const std::array<DecodeKeys, kMaxKeySets>& keys) {
+  const DType act = check_call(shape, step, queries, keys);
   if constexpr (kCudaBuilt) {
     if (ex.device == Device::cuda) return decode_attention_cuda(ex, shape, step, queries, keys);
   }
   (act == DType::f64 ? decode_attention_ref : decode_attention_cpu)(shape, step, queries, keys);
+}
+
+bool decode_attention_rotates(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
+                              const std::array<DecodeQueries, kMaxQueryStreams>& queries,
+                              const std::array<DecodeKeys, kMaxKeySets>& keys,
+                              const DecodeRotation& rotation) {
+  if constexpr (kCudaBuilt) {
+    if (ex.device == Device::cuda) return decode_attention_rotates_cuda(shape, step, queries, keys, rotation);
+  }
+  return false;
+}
+
+void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
+                      const std::array<DecodeQueries, kMaxQueryStreams>& queries,
+                      const std::array<DecodeKeys, kMaxKeySets>& keys, const DecodeRotation& with_rotation) {
+  check_call(shape, step, queries, keys);
+  SPS_CHECK(decode_attention_rotates(ex, shape, step, queries, keys, with_rotation));
+  if constexpr (kCudaBuilt) decode_attention_rotated_cuda(ex, shape, step, queries, keys, with_rotation);
 }
 
 void keep_keys(const Exec& ex, int64_t head_dim, const DecodeStep& step, std::span<const DecodeKeys> keys) {

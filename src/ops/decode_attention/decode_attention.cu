@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ops/decode_attention/decode_attention_cuda.cuh"
+#include "ops/rope/rope_units.cuh"
 
 namespace sps::ops {
 
@@ -84,6 +85,49 @@ bool tensor_cores_serve(const Problem& p) {
   return p.dtype == DType::bf16 && p.aligned && p.head_dim % 8 == 0 && p.head_dim <= 128;
 }
 
+// False: these kernels do not turn such rows.
+bool add_rotation(Problem& p, const DecodeStep& step, const DecodeQuerySet& queries,
+                  const DecodeKeySets& keys, const DecodeRotation& rotation) {
+  const RopeTable& table = rotation.table;
+  const rope::Shape shape{0, p.heads, p.head_dim, int(table.cos.cols), table.pairs == RopePairs::adjacent};
+  bool fits = step.longest == 1 && tensor_cores_serve(p) && p.streams * p.group <= kMostTurnedQueries &&
+              p.head_dim % (2 * kPiece) == 0 && shape.pairs % kPiece == 0 &&
+              in_pieces({table.cos, table.sin});
+  int norms = 0, turned = 0;
+  const auto count = [&](const Tensor& gain) {
+    ++turned, norms += int(bool(gain));
+    fits = fits && in_pieces({gain});
+  };
+  for (size_t s = 0; s < queries.size(); ++s) {
+    if (!queries[s].q) continue;
+    count(rotation.q_gain[s]);
+    if (rotation.q_gain[s]) p.stream[s].gain = rotation.q_gain[s].as<float>();
+  }
+  for (size_t k = 0; k < keys.size(); ++k) {
+    if (!keys[k].k) continue;
+    const DecodeRotation::Set& from = rotation.set[k];
+    DeviceKeys& to = p.set[k];
+    to.keep = from.keep && keys[k].cache.k;
+    if (!from.k) continue;
+    count(from.gain);
+    SPS_CHECK(from.k.rows == keys[k].k.rows && from.k.cols == keys[k].k.cols && from.k.dtype == p.dtype);
+    to.turned = from.k.data, to.turned_stride = from.k.stride;
+    if (from.gain) to.gain = from.gain.as<float>();
+    fits = fits && aligned(from.k);
+  }
+  p.turns = true;
+  p.rotation = {table.cos.as<float>(),
+                table.sin.as<float>(),
+                table.cos.rows == 1 ? 0 : table.cos.stride,
+                table.sin.rows == 1 ? 0 : table.sin.stride,
+                shape.pairs,
+                rope::units_of<kPiece>(shape),
+                shape.adjacent,
+                norms > 0,
+                rotation.eps};
+  return fits && (norms == 0 || norms == turned);
+}
+
 // Keys of several pairs. A block takes some rows of a run: all heads of both tensors, a piece to a thread.
 constexpr int kKeepThreads = 128, kKeepRows = 16, kPairsOfLaunch = 32;
 
@@ -102,7 +146,6 @@ struct Keep {
 
 template <class Piece, class T>
 __global__ void __launch_bounds__(kKeepThreads) keep_kernel(const __grid_constant__ Keep keep) {
-  wait_for_previous();
   constexpr int kWide = sizeof(Piece) / sizeof(T);
   const KeptPair& pair = keep.pair[blockIdx.z];
   const int run = int(blockIdx.y), stream = pair.cache.stream, count = keep.count[stream][run];
@@ -128,14 +171,13 @@ __global__ void __launch_bounds__(kKeepThreads) keep_kernel(const __grid_constan
 
 void launch_keep(const Exec& ex, const Keep& keep, int64_t pairs, const DecodeStep& step, DType dtype,
                  bool in_pieces) {
-  const LaunchShape shape{
-      dim3(unsigned(ceil_div(step.longest, kKeepRows)), unsigned(step.runs), unsigned(pairs)),
-      dim3(kKeepThreads)};
+  const dim3 grid(unsigned(ceil_div(step.longest, kKeepRows)), unsigned(step.runs), unsigned(pairs));
   SPS_CHECK(step.runs <= 65535);
-  if (dtype == DType::f32)
-    launch_behind(ex, shape, in_pieces ? keep_kernel<uint4, float> : keep_kernel<float, float>, keep);
-  else
-    launch_behind(ex, shape, in_pieces ? keep_kernel<uint4, bf16> : keep_kernel<bf16, bf16>, keep);
+  const auto kernel = dtype == DType::f32
+                          ? (in_pieces ? keep_kernel<uint4, float> : keep_kernel<float, float>)
+                          : (in_pieces ? keep_kernel<uint4, bf16> : keep_kernel<bf16, bf16>);
+  kernel<<<grid, kKeepThreads, 0, stream_of(ex)>>>(keep);
+  SPS_LAUNCHED();
 }
 
 }  // namespace
@@ -149,6 +191,21 @@ void decode_attention_cuda(const Exec& ex, const DecodeShape& shape, const Decod
   if (!decode::tensor_cores_serve(p)) return decode::attend_check(ex, p);
   decode::attend_split(ex, p);
   if (p.longest > 1) decode::attend_walk(ex, p);
+}
+
+bool decode_attention_rotates_cuda(const DecodeShape& shape, const DecodeStep& step,
+                                   const DecodeQuerySet& queries, const DecodeKeySets& keys,
+                                   const DecodeRotation& rotation) {
+  decode::Problem p = decode::make_problem(shape, step, queries, keys);
+  return p.streams > 0 && p.dtype == DType::bf16 && decode::add_rotation(p, step, queries, keys, rotation);
+}
+
+void decode_attention_rotated_cuda(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
+                                   const DecodeQuerySet& queries, const DecodeKeySets& keys,
+                                   const DecodeRotation& rotation) {
+  decode::Problem p = decode::make_problem(shape, step, queries, keys);
+  SPS_CHECK(decode::add_rotation(p, step, queries, keys, rotation));
+  if (p.runs > 0) decode::attend_split(ex, p);
 }
 
 void keep_keys_cuda(const Exec& ex, int64_t head_dim, const DecodeStep& step,

@@ -33,6 +33,7 @@
 #include <span>
 
 #include "ops/attention/attention.h"
+#include "ops/rope/rope.h"
 #include "tensor/exec.h"
 
 namespace sps::ops {
@@ -85,5 +86,34 @@ void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep
 // Puts the step's keys into their caches (a ring takes the last of them); several sets at once, each of its
 // own number of heads. After the attention that reads them.
 void keep_keys(const Exec& ex, int64_t head_dim, const DecodeStep& step, std::span<const DecodeKeys> keys);
+
+// What comes before and after attention in a step of one position a run, for a kernel that does all of it:
+// queries and keys are as the product left them, and
+//   decode_attention(.., with_rotation)  =  rope_forward of every stream's q and of every turned set's k,
+//                                           decode_attention of what that gives, keep_keys of the sets to
+//                                           keep
+// to the bit. Each row is turned by its position. A set whose cache is a ring may be kept by its last reader
+// only.
+struct DecodeRotation {
+  RopeTable table;
+  float eps = 0;                                // of the norms
+  std::array<Tensor, kMaxQueryStreams> q_gain;  // empty: no norm
+  struct Set {
+    Tensor k;     // like the set's own, takes the turned keys; empty: they are turned already
+    Tensor gain;  // empty: no norm
+    bool keep = false;
+  };
+  std::array<Set, kMaxKeySets> set;
+};
+
+// Whether there is such a kernel for this call: on a GPU, bf16, heads and rotated parts of whole units of 16
+// columns, rows of whole 16 bytes, at most 8 queries for a key, norms everywhere or nowhere.
+bool decode_attention_rotates(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
+                              const std::array<DecodeQueries, kMaxQueryStreams>& queries,
+                              const std::array<DecodeKeys, kMaxKeySets>& keys,
+                              const DecodeRotation& rotation);
+void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
+                      const std::array<DecodeQueries, kMaxQueryStreams>& queries,
+                      const std::array<DecodeKeys, kMaxKeySets>& keys, const DecodeRotation& with_rotation);
 
 }  // namespace sps::ops

@@ -30,8 +30,6 @@ __device__ float block_max(float x, float* of_warps) {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__ Problem p) {
-  let_next_start();
-  wait_for_previous();
   const int run = int(blockIdx.z), key_head = int(blockIdx.y), me = int(threadIdx.x);
   const Query query(p, run, key_head, int(blockIdx.x));
   if (!query.live) return;
@@ -78,9 +76,12 @@ __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__
 void attend_check(const Exec& ex, const Problem& p) {
   const int64_t most = int64_t{p.longest} * p.streams * p.group;
   SPS_CHECK(p.kv_heads <= 65535 && p.runs <= 65535 && most < INT32_MAX);
-  const LaunchShape shape{dim3(unsigned(most), unsigned(p.kv_heads), unsigned(p.runs)), dim3(kThreads),
-                          2 * size_t(p.head_dim) * sizeof(float)};
-  with_device_type(p.dtype, [&](auto zero) { launch_behind(ex, shape, check_kernel<decltype(zero)>, p); });
+  const dim3 grid(unsigned(most), unsigned(p.kv_heads), unsigned(p.runs));
+  const size_t shared = 2 * size_t(p.head_dim) * sizeof(float);
+  with_device_type(p.dtype, [&](auto zero) {
+    check_kernel<decltype(zero)><<<grid, kThreads, shared, stream_of(ex)>>>(p);
+    SPS_LAUNCHED();
+  });
 }
 
 }  // namespace sps::ops::decode

@@ -8,10 +8,10 @@
 #include <climits>
 
 #include "ops/attention/attention_cuda.cuh"
-#include "ops/attention/attention_ptx.cuh"
 #include "ops/cuda.cuh"
 #include "ops/decode_attention/decode_attention_cuda.h"
 #include "ops/launch.cuh"
+#include "ops/ptx.cuh"
 
 namespace sps::ops::decode {
 
@@ -165,8 +165,7 @@ struct Factors {
 };
 __device__ inline Factors join(Softmax& total, const Softmax& fresh) {
   const float top = fmaxf(total.top, fresh.top), base = base_of(top);
-  const Factors f{attention::fast_exp2(__fsub_rn(total.top, base)),
-                  attention::fast_exp2(__fsub_rn(fresh.top, base))};
+  const Factors f{fast_exp2(__fsub_rn(total.top, base)), fast_exp2(__fsub_rn(fresh.top, base))};
   total = {top, f.join(total.sum, fresh.sum)};
   return f;
 }

@@ -17,6 +17,7 @@ namespace sps::ops::decode {
 using attention::DeviceBand;
 
 constexpr int kChunk = 128;
+constexpr int kMostTurnedQueries = 8;  // that share a key, where rows are turned on their way
 
 struct DeviceStream {
   const int32_t *row = nullptr, *count = nullptr, *begin = nullptr, *first = nullptr;  // by run
@@ -24,6 +25,7 @@ struct DeviceStream {
   const void* q = nullptr;  // null: the stream asks nothing
   void* o = nullptr;
   int64_t q_stride = 0, o_stride = 0;
+  const float* gain = nullptr;  // of queries that are turned
   DeviceBand band[kMaxKeySets];
 };
 
@@ -34,6 +36,21 @@ struct DeviceKeys {
   int32_t rows = 1;  // of a block of the cache
   bool paged = false;
   int32_t stream = 0;
+  // Of a call that turns and keeps: where the turned keys go (null: they are turned already), the norm's
+  // gain.
+  void* turned = nullptr;
+  int64_t turned_stride = 0;
+  const float* gain = nullptr;
+  bool keep = false;
+};
+
+// How rows are turned on their way, see rope_units.cuh.
+struct Rotation {
+  const float *cos = nullptr, *sin = nullptr;
+  int64_t cos_stride = 0, sin_stride = 0;
+  int32_t pairs = 0, units = 0;
+  bool adjacent = false, norm = false;
+  float eps = 0;
 };
 
 struct Problem {
@@ -48,6 +65,8 @@ struct Problem {
   float scale_log2 = 1;    // from dot products to scores in units of log 2
   DType dtype = DType::f32;
   bool aligned = false;  // all rows can be moved 16 bytes at a time
+  bool turns = false;    // queries and keys are turned, and keys kept
+  Rotation rotation;
 };
 
 void attend_check(const Exec& ex, const Problem& p);

@@ -46,6 +46,12 @@ void keep_keys_cpu(int64_t head_dim, const DecodeStep& step, const DecodeKeys& k
 // On a GPU; decode_attention.cu.
 void decode_attention_cuda(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
                            const DecodeQuerySet& queries, const DecodeKeySets& keys);
+bool decode_attention_rotates_cuda(const DecodeShape& shape, const DecodeStep& step,
+                                   const DecodeQuerySet& queries, const DecodeKeySets& keys,
+                                   const DecodeRotation& rotation);
+void decode_attention_rotated_cuda(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
+                                   const DecodeQuerySet& queries, const DecodeKeySets& keys,
+                                   const DecodeRotation& rotation);
 void keep_keys_cuda(const Exec& ex, int64_t head_dim, const DecodeStep& step,
                     std::span<const DecodeKeys> keys);
 

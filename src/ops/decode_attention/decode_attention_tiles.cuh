@@ -42,21 +42,24 @@ __device__ inline void copy_chunk(const RowSource<uint16_t>& rows, const int* wh
     const int at = where[row];
     const bool valid = at != kNowhere && column < rows.head_dim;
     if (from != From::both && (at < 0 && at != kNowhere) != (from == From::step)) return;
-    attention::copy_async_16(tile + offset, valid ? rows.row(at) + column : rows.step, valid);
+    copy_async_16(tile + offset, valid ? rows.row(at) + column : rows.step, valid);
   });
 }
 
-// Operand b of the scores: q[k][0 .. 1] is columns 16 k .. 16 k + 15 of this lane's query, zeros where there
-// is none.
-template <int D>
-__device__ inline void load_query(const uint16_t* q, bool live, int head_dim, uint32_t (&to)[D / 16][2]) {
+// Operand b of the scores: to[k][0 .. 1] is columns 16 k .. 16 k + 15 of this lane's query, zeros where there
+// is none. kGlobal: in global memory, written by an earlier kernel of the step; else in shared memory.
+template <int D, bool kGlobal>
+__device__ inline void load_query(const bf16* q, bool live, int head_dim, uint32_t (&to)[D / 16][2]) {
   const int column = 2 * (int(threadIdx.x) & 3);
 #pragma unroll
   for (int k = 0; k < D / 16; ++k)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int c = 16 * k + 8 * half + column;
-      to[k][half] = live && c < head_dim ? *reinterpret_cast<const uint32_t*>(q + c) : 0;
+      to[k][half] = 0;
+      if (!live || c >= head_dim) continue;
+      const auto* pair = reinterpret_cast<const unsigned*>(q + c);
+      to[k][half] = kGlobal ? __ldcg(pair) : *pair;
     }
 }
 
@@ -71,9 +74,9 @@ __device__ inline void dot_products(const char* k_tile, int first, const uint32_
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       uint32_t a[4];
-      attention::load_matrices(a, at_k.at(first + 16 * m, k));
+      load_matrices(a, at_k.at(first + 16 * m, k));
 #pragma unroll
-      for (int n = 0; n < kQueries; ++n) attention::multiply_add(s[m][n], a, q[n][k][0], q[n][k][1]);
+      for (int n = 0; n < kQueries; ++n) multiply_add(s[m][n], a, q[n][k][0], q[n][k][1]);
     }
 }
 
@@ -119,9 +122,8 @@ __device__ inline void tops_of(const float (&s)[kTiles][kQueries][4], float (&to
 __device__ inline void weights_of(const float (&s)[4], const float (&base)[2], uint32_t (&w)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    w[half] = attention::transpose_matrix(
-        attention::pack_bf16(attention::fast_exp2(__fsub_rn(s[2 * half], base[0])),
-                             attention::fast_exp2(__fsub_rn(s[2 * half + 1], base[1]))));
+    w[half] = transpose_matrix(pack_bf16(fast_exp2(__fsub_rn(s[2 * half], base[0])),
+                                         fast_exp2(__fsub_rn(s[2 * half + 1], base[1]))));
 }
 
 // Sums over the chunk of weighted values, of 16 columns from 16 `block` on.
@@ -134,9 +136,9 @@ __device__ inline void weighted_values(const MatrixAddress<D>& at_v, int block,
 #pragma unroll
   for (int k = 0; k < kKeyTiles; ++k) {
     uint32_t a[4];
-    attention::load_matrices_transposed(a, at_v.at(16 * k, block));
+    load_matrices_transposed(a, at_v.at(16 * k, block));
 #pragma unroll
-    for (int n = 0; n < kQueries; ++n) attention::multiply_add(sum[n], a, w[k][n][0], w[k][n][1]);
+    for (int n = 0; n < kQueries; ++n) multiply_add(sum[n], a, w[k][n][0], w[k][n][1]);
   }
 }
 // The sums of the weights themselves: values that are all 1. Every row is the same.
@@ -149,7 +151,7 @@ __device__ inline void sums_of_weights(const uint32_t (&w)[kKeyTiles][kQueries][
   for (int n = 0; n < kQueries; ++n) {
     sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
 #pragma unroll
-    for (int k = 0; k < kKeyTiles; ++k) attention::multiply_add(sum[n], ones, w[k][n][0], w[k][n][1]);
+    for (int k = 0; k < kKeyTiles; ++k) multiply_add(sum[n], ones, w[k][n][0], w[k][n][1]);
   }
 }
 

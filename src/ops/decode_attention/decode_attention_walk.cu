@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2) walk_kernel(const _
     const int in_tile = (warp * kWarpQueries + n) * kQueryTile + lane / 4;
     const bool there = in_tile < live;
     const Query query(p, run, key_head, first + (there ? in_tile : 0));
-    load_query<D>(query.q<uint16_t>(p), there, p.head_dim, q[n]);
+    load_query<D, true>(query.q<bf16>(p), there, p.head_dim, q[n]);
   }
 
   const auto copy = [&](bool values, int n, const int* where) {
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2) walk_kernel(const _
       else
         copy_chunk<D>(keys_of<uint16_t>(p, set, key_head), where, From::both, shared.tiles.k);
     }
-    attention::copy_async_close();
+    copy_async_group();
   };
   const auto find = [&](int n, int* where) {
     if (n >= items) return;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2) walk_kernel(const _
         some |= sees[n][e];
       }
     const bool active = __any_sync(~0U, some);
-    attention::copy_async_wait_but<1>();
+    copy_async_wait_groups<1>();
     __syncthreads();  // keys are there
     uint32_t w[kKeyTiles][kWarpQueries][2];
     float top[kWarpQueries][2];
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2) walk_kernel(const _
     }
     __syncthreads();  // keys have been read
     copy(false, item_number + 1, shared.tiles.where[turn ^ 1]);
-    attention::copy_async_wait_but<1>();
+    copy_async_wait_groups<1>();
     const bool mixed = shared.sets[item.set].mixed(item.chunk);
     const bool dirty =
         attention::barrier_or(mixed, mixed && attention::has_nonfinite<D, kChunk>(shared.tiles.v));
@@ -179,8 +179,8 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2) walk_kernel(const _
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float* total = sums.total[block][n] + 2 * half;
-        const uint32_t two = attention::transpose_matrix(
-            attention::pack_bf16(__fmul_rn(total[0], share[0]), __fmul_rn(total[1], share[1])));
+        const uint32_t two =
+            transpose_matrix(pack_bf16(__fmul_rn(total[0], share[0]), __fmul_rn(total[1], share[1])));
         const int d = 16 * block + 8 * half + 2 * (lane & 3);
         if (there && d < p.head_dim) *reinterpret_cast<uint32_t*>(o + d) = two;
       }

@@ -1,104 +1,12 @@
-// A head is a row of units: kWidth rotated pairs each, then pairs of pieces of what is not rotated. A thread
-// takes both numbers of every pair it turns, so that results may overwrite what they come from.
+// Heads in rows of any number: see rope_units.cuh for one of them.
 #include "ops/rope/rope_kernels.h"
-#include "ops/rowwise.cuh"
+#include "ops/rope/rope_units.cuh"
 
 namespace sps::ops {
 
 namespace {
 
-struct Shape {
-  int64_t rows;
-  int heads, head_dim, pairs;
-  bool adjacent;
-};
-
-struct Angles {
-  Rows<const float> cos, sin;
-  const int32_t* positions;
-  float sign;  // -1 turns back
-};
-
-// Where unit u of a head stands: two pieces of kWidth columns.
-template <int kWidth>
-struct Unit {
-  int first, second, pair;
-  bool rotated;
-
-  __device__ Unit(const Shape& shape, int u) {
-    const int turning = shape.pairs / kWidth;
-    rotated = u < turning;
-    pair = u * kWidth;
-    if (!rotated) {
-      first = 2 * shape.pairs + (u - turning) * 2 * kWidth;
-      second = first + kWidth;
-    } else if (shape.adjacent) {
-      first = 2 * pair;
-      second = first + kWidth;
-    } else {
-      first = pair;
-      second = shape.pairs + pair;
-    }
-  }
-};
-
-template <int kWidth>
-int units_of(const Shape& shape) {
-  return shape.pairs / kWidth + (shape.head_dim - 2 * shape.pairs + 2 * kWidth - 1) / (2 * kWidth);
-}
-
-// Cosines and sines of a unit's pairs at one position.
-template <int kWidth>
-struct Turn {
-  float cos[kWidth], sin[kWidth];
-  bool rotated;
-
-  __device__ Turn(const Angles& angles, int64_t row, const Unit<kWidth>& unit, bool live) {
-    rotated = live && unit.rotated;
-    const int64_t position = rotated ? angles.positions[row] : 0;
-    load_if(rotated, angles.cos[position] + unit.pair, cos);
-    load_if(rotated, angles.sin[position] + unit.pair, sin);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) sin[j] *= angles.sign;
-  }
-
-  static __device__ void turn(float& a, float& b, float c, float s) {
-    const float turned = a * c - b * s;
-    b = a * s + b * c;
-    a = turned;
-  }
-  // kAcross: pair j is (v[0][j], v[1][j]); else pairs stand side by side in each piece.
-  template <bool kAcross>
-  __device__ void apply(float (&v)[2][kWidth]) const {
-    if (!rotated) return;
-    if constexpr (kAcross) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) turn(v[0][j], v[1][j], cos[j], sin[j]);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j)
-        turn(v[2 * j / kWidth][2 * j % kWidth], v[2 * j / kWidth][2 * j % kWidth + 1], cos[j], sin[j]);
-    }
-  }
-};
-
-template <int kWidth, class T>
-__device__ void load_unit(const T* head, const Unit<kWidth>& unit, int head_dim, bool live,
-                          float (&v)[2][kWidth]) {
-  load_if(live, head + unit.first, v[0]);
-  load_if(live && unit.second < head_dim, head + unit.second, v[1]);
-}
-template <int kWidth, class T>
-__device__ void store_unit(T* head, const Unit<kWidth>& unit, int head_dim, const float (&v)[2][kWidth]) {
-  store(head + unit.first, v[0]);
-  if (unit.second < head_dim) store(head + unit.second, v[1]);
-}
-
-// Sum over 2^log lanes that stand together.
-__device__ float lanes_sum(float v, int log) {
-  for (int i = 0; i < log; ++i) v += __shfl_xor_sync(0xffffffffU, v, 1 << i);
-  return v;
-}
+using namespace rope;
 
 // The fast kernels: 2^log lanes hold a head, a unit each, and turn several heads of one row by the same
 // angles. Heads slice, slice + slices, ... are one thread's, so that neighbours read neighbouring heads.
@@ -156,13 +64,9 @@ __global__ void __launch_bounds__(kBlock, 2)
     const int h = place.slice + i * int(lanes.slices);
     const bool live = place.live && h < shape.heads;
     if constexpr (kNorm) {
-      float sum = 0;
-#pragma unroll
-      for (int j = 0; j < 2 * kPiece; ++j) sum += v[i][j / kPiece][j % kPiece] * v[i][j / kPiece][j % kPiece];
-      const float k = 1 / sqrtf(lanes_sum(sum, lanes.log) / float(shape.head_dim) + norm.eps);
+      const float k = norm_factor(v[i], lanes.log, shape.head_dim, norm.eps);
       if (live && place.lane == 0 && (place.row == 0 || !norm.one_row)) norm.rstd[place.row][h] = k;
-#pragma unroll
-      for (int j = 0; j < 2 * kPiece; ++j) v[i][j / kPiece][j % kPiece] *= k * gain[j / kPiece][j % kPiece];
+      scale_unit(v[i], k, gain);
     }
     turn.template apply<!kAdjacent>(v[i]);
     if (live) store_unit(y[place.row] + int64_t(h) * shape.head_dim, unit, shape.head_dim, v[i]);
