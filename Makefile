@@ -6,8 +6,9 @@
 #   make oracles     compares tokenizers and data with tiktoken, Hugging Face's tokenizers and pyarrow (installed by pip),
 #                    and the models' gradients with PyTorch's where `make bench` has installed it
 #   make bench-data  measures tokenizers and preparation, beside tiktoken and Hugging Face's tokenizers
+#   make bench-inference  measures generation: decoding beside what memory gives, and prompts
 #   make fuzz   runs every reader of foreign files on made-up input, FUZZ_SECONDS each (needs clang)
-.PHONY: all demo test bench oracles bench-data asan ubsan fuzz tidy format clean
+.PHONY: all demo test bench oracles bench-data bench-inference asan ubsan fuzz tidy format clean
 
 BUILD := build
 SETUP := $(BUILD)/.setup
@@ -34,6 +35,9 @@ oracles: $(SETUP)
 
 bench-data: all
 	@scripts/bench_data.sh
+
+bench-inference: all
+	@scripts/bench_inference.sh
 
 asan ubsan: $(SETUP)
 	cmake --preset $@

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds for the GPU of this machine and runs what needs one: scripts/gpu.sh [build] [test] [sanitize] [bench].
+# Builds for the GPU of this machine and runs what needs one: scripts/gpu.sh [build] [test] [sanitize] [bench] [infer].
 # Without arguments: build, test, bench. Logs and JSON go to GPU_OUT (build-gpu/results); one short table comes last.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -118,6 +118,22 @@ print('%.1f ms, %.0f tokens/s, %.0f TFLOP/s required, %.1f GiB used, %.1f foreca
     else
       note "$name failed: $(tail -n 1 "$out/train-$name.log")"
     fi
+  done
+fi
+if [[ " $phases " == *" infer "* ]]; then
+  # Generation: the published workload, and prompts; GPU_DECODE and GPU_PREFILL hold more options (--tokens 256).
+  for scale in ${GPU_SCALES:-xs m xl}; do
+    models=("${scale}_standard_20b" "${scale}_sps_w64_20b" "${scale}_free_pause_20b")
+    for what in decode prefill; do
+      [ $what = decode ] && more=${GPU_DECODE:-} || more=${GPU_PREFILL:-}
+      if timeout "${GPU_TIMEOUT:-300}" "$build/sps" -q bench $what "${models[@]}" --device cuda --batch "${GPU_BATCHES:-1,16}" \
+        $more --json "$out/$what-$scale.json" >"$out/$what-$scale.log" 2>&1; then
+        note "$what $scale"
+        grep -v ' runs/s' "$out/$what-$scale.log"
+      else
+        note "$what $scale failed: $(tail -n 1 "$out/$what-$scale.log")"
+      fi
+    done
   done
 fi
 printf '%s\n' "-----" "${summary[@]}"

@@ -22,8 +22,14 @@ namespace fs = std::filesystem;
 
 // The options that a sub-command's source adds: the quoted names after add_option( and add_flag(.
 std::set<std::string> options_in_source(const std::string& command) {
-  const std::string text =
-      read_text(fs::path(SPS_SOURCE_DIR) / "src" / "cli" / (command.substr(0, command.find(' ')) + ".cpp"));
+  const fs::path folder = fs::path(SPS_SOURCE_DIR) / "src" / "cli";
+  std::string text;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    // "bench.cpp" and what belongs to it: "bench_inference.cpp".
+    const std::string stem = entry.path().stem(), extension = entry.path().extension();
+    if (extension == ".cpp" && (stem == command || stem.starts_with(command + "_")))
+      text += read_text(entry.path());
+  }
   std::set<std::string> names;
   const std::regex call("add_(?:option|flag)\\(\\s*\"([^\"]+)\"");
   for (std::sregex_iterator at(text.begin(), text.end(), call), end; at != end; ++at) {
@@ -79,7 +85,8 @@ TEST(CommandLine, HelpOfEveryCommandNamesEveryOptionAndAnExample) {
     EXPECT_PRED2(mentions, o.out, "sps " + command) << command;
     std::string all = o.out;
     if (command == "bench")
-      for (const char* what : {"train", "attention", "gemm"}) all += sps(dir, {command, what, "--help"}).out;
+      for (const char* what : {"train", "decode", "prefill", "attention", "gemm"})
+        all += sps(dir, {command, what, "--help"}).out;
     if (command == "data")
       for (const char* what : {"show", "check"}) all += sps(dir, {command, what, "--help"}).out;
     if (command == "tokenizer")

@@ -1,4 +1,5 @@
-// sps bench: a training step of any recipe, timed beside the matrix-product ceiling of the same machine.
+// sps bench: a training step of any recipe, timed beside the matrix-product ceiling of the same machine;
+// attention and products alone. bench_inference.cpp has generation.
 #include <algorithm>
 #include <vector>
 
@@ -9,6 +10,8 @@
 #include "base/threads.h"
 #include "cli/bench_attention.h"
 #include "cli/bench_gemm.h"
+#include "cli/bench_inference.h"
+#include "cli/bench_memory.h"
 #include "cli/cli.h"
 #include "data/batch.h"
 #include "model/flops.h"
@@ -233,8 +236,12 @@ void add_bench(CLI::App& app) {
   CLI::App* cmd = app.add_subcommand("bench", "Measure speed on this machine");
   cmd->require_subcommand(1);
   cmd->footer(
-      "Examples:\n  sps bench train demo_sps_w16_4m --json\n  sps bench attention --head-dim 128\n  sps "
-      "bench gemm");
+      "Examples:\n"
+      "  sps bench train demo_sps_w16_4m --json\n"
+      "  sps bench decode s_standard_20b s_sps_w64_20b s_free_pause_20b --batch 1,16\n"
+      "  sps bench prefill s_standard_20b s_sequential_6+6_20b --prompt 512\n"
+      "  sps bench attention --head-dim 128\n"
+      "  sps bench gemm");
 
   auto args = std::make_shared<BenchArguments>();
   CLI::App* train =
@@ -251,6 +258,8 @@ void add_bench(CLI::App& app) {
   train->add_flag("!--no-ceiling", args->ceiling, "Skip measuring the ceiling");
   train->add_flag("--json", args->json, "Print one JSON object");
   train->callback([args] { bench_train(*args); });
+
+  add_bench_inference(cmd);
 
   struct AttentionArguments {
     std::string device = "auto", dtype = "auto";

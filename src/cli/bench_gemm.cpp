@@ -89,19 +89,4 @@ GemmRate gpu_gemm_flops_per_second(DType dtype) {
   return {rates[rates.size() / 2], rates.back()};
 }
 
-double gpu_copy_bytes_per_second() {
-  const Exec ex = open_gpu();
-  const size_t bytes = size_t{4} << 30;
-  const Bytes from(bytes, Memory::device), to(bytes, Memory::device);
-  std::vector<double> rates;
-  for (int i = 0; i < 12; ++i) {
-    const double began = monotonic_seconds();
-    copy_bytes(ex, to.data(), from.data(), bytes);
-    synchronize(ex);
-    rates.push_back(2 * double(bytes) / (monotonic_seconds() - began));
-  }
-  std::sort(rates.begin() + 2, rates.end());  // the first two warm up
-  return rates[7];
-}
-
 }  // namespace sps

@@ -17,7 +17,4 @@ struct GemmRate {
 };
 GemmRate gpu_gemm_flops_per_second(DType dtype);
 
-// Bytes read and written per second by a copy of 4 GiB within the GPU.
-double gpu_copy_bytes_per_second();
-
 }  // namespace sps

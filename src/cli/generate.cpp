@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/threads.h"
 #include "cli/cli.h"
+#include "cli/generate_session.h"
 #include "data/documents.h"
 #include "infer/engine.h"
 #include "infer/stop_strings.h"
@@ -26,7 +27,7 @@ struct GenerateArguments {
   std::vector<std::string> stops;
   int64_t sequences = 8;
   int threads = 0;
-  bool json = false, log_probabilities = false, memory = false;
+  bool json = false, log_probabilities = false, memory = false, interactive = false;
 };
 
 // The one that was asked for, the checkpoint's own, or bytes where the model was trained on those.
@@ -47,13 +48,6 @@ std::unique_ptr<Tokenizer> tokenizer_for(const std::string& given, const LoadedM
     fail("{} was trained with {} ids, the tokenizer '{}' has {}", loaded.checkpoint.path.string(),
          loaded.model->config().vocab, source, tokenizer->vocab_size());
   return tokenizer;
-}
-
-std::vector<int32_t> prompt_ids(const ModelConfig& c, const Tokenizer& tokenizer, std::string_view text) {
-  std::vector<int32_t> ids;
-  if (c.bos >= 0) ids.push_back(int32_t(c.bos));
-  tokenizer.encode(text, ids);
-  return ids;
 }
 
 // A prompt and what has become of it.
@@ -199,6 +193,7 @@ void run_generate(GenerateArguments& args) {
   const ModelConfig& c = loaded.model->config();
   const auto tokenizer = tokenizer_for(args.tokenizer, loaded);
   args.options.ids = tokenizer->vocab_size();
+  if (args.interactive) return run_generate_session(*loaded.model, *tokenizer, args.options, args.stops);
   Generation generation(args, loaded, *tokenizer);
   if (!args.file.empty()) {
     DocumentReader reader({args.file}, "prompt");
@@ -219,18 +214,28 @@ void run_generate(GenerateArguments& args) {
 
 void add_generate(CLI::App& app) {
   auto args = std::make_shared<GenerateArguments>();
-  CLI::App* cmd = app.add_subcommand("generate", "Continue a prompt, or a file of them");
+  CLI::App* cmd =
+      app.add_subcommand("generate", "Continue a prompt, a file of them, or lines as they are typed");
   cmd->footer(
       "Texts of a file are generated together and printed in its order; prompt i draws with seed + i.\n"
       "Examples:\n"
       "  sps generate runs/demo_sps_w16_tok_4m --prompt 'The list' --tokens 200 --temperature 0.8\n"
-      "  sps generate runs/demo_sps_w16_tok_4m --file prompts.jsonl --stop . > texts.jsonl");
+      "  sps generate runs/demo_sps_w16_tok_4m --file prompts.jsonl --stop . > texts.jsonl\n"
+      "  sps generate runs/demo_sps_w16_tok_4m --interactive --temperature 0.8");
   cmd->add_option("checkpoint", args->checkpoint, "Checkpoint, or run directory (its latest)")->required();
   CLI::Option* prompt =
       cmd->add_option("-p,--prompt", args->prompt, "Text to continue; empty starts a new document");
-  cmd->add_option("--file", args->file,
-                  "Prompts: JSON lines (field 'prompt') or one text; - = standard input. Prints JSON lines")
-      ->excludes(prompt);
+  CLI::Option* file =
+      cmd->add_option(
+             "--file", args->file,
+             "Prompts: JSON lines (field 'prompt') or one text; - = standard input. Prints JSON lines")
+          ->excludes(prompt);
+  CLI::Option* interactive =
+      cmd->add_flag(
+             "--interactive", args->interactive,
+             "Continue lines as they are typed, all in one text; so it is on a terminal without a prompt")
+          ->excludes(prompt)
+          ->excludes(file);
   cmd->add_option("-n,--tokens", args->options.max_new, "New tokens at the most")->capture_default_str();
   SamplingOptions& sampling = args->options.sampling;
   cmd->add_option("--temperature", sampling.temperature, "0 = always the most likely token")
@@ -255,11 +260,15 @@ void add_generate(CLI::App& app) {
   cmd->add_option("--dtype", args->dtype, "auto, bf16, f32, f64")->capture_default_str();
   cmd->add_option("--device", args->device, "auto (a GPU if there is one), cpu, cuda")->capture_default_str();
   cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
-  cmd->add_flag("--json", args->json, "Print one JSON object");
+  cmd->add_flag("--json", args->json, "Print one JSON object")->excludes(interactive);
   cmd->add_flag("--log-probabilities", args->log_probabilities,
                 "In JSON: the logarithm of the probability of each new token, before any rule of choosing");
   cmd->add_flag("--memory", args->memory, "Say on standard error what memory is planned");
-  cmd->callback([args] { run_generate(*args); });
+  cmd->callback([args, prompt, file] {
+    if (prompt->empty() && file->empty() && !args->json && isatty(STDIN_FILENO) == 1)
+      args->interactive = true;
+    run_generate(*args);
+  });
 }
 
 }  // namespace sps

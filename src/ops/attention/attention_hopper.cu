@@ -1,5 +1,6 @@
 // The hosts' side of the Hopper kernels: what they serve, tensor maps, the order of work.
 #include <algorithm>
+#include <cstdlib>
 
 #include "ops/attention/attention_hopper.cuh"
 #include "ops/attention/attention_hopper.h"
@@ -65,6 +66,13 @@ CUtensorMap tile_map(const Problem& p, const DeviceRows& rows, int heads, int bo
                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   SPS_CHECK(result == CUDA_SUCCESS);
   return map;
+}
+
+bool seen_alike(const Problem& p, int set) {
+  if (p.streams < 2) return false;
+  const DeviceBand a = p.queries[0].band[set], b = p.queries[1].band[set];
+  if (a.hi < a.lo || b.hi < b.lo) return a.hi < a.lo && b.hi < b.lo;
+  return std::abs(a.lo - b.lo) + std::abs(a.hi - b.hi) <= 64;
 }
 
 HopperSchedule make_schedule(const Problem& p, int tiles, int readers, int64_t row_bytes, int32_t* counter) {

@@ -107,11 +107,11 @@ __device__ __forceinline__ void load_chunk(uint32_t chunk, const CUtensorMap* ma
       "l"(map), "r"(barrier), "r"(column), "r"(head), "r"(row), "r"(sequence)
       : "memory");
 }
-// A tile of kRows rows of a head.
-template <int kHeadDim, int kRows>
+// A tile of kRows rows of a head, or a part of one of kTileRows.
+template <int kHeadDim, int kRows, int kTileRows = kRows>
 __device__ __forceinline__ void load_tile(uint32_t tile, const CUtensorMap* map, uint32_t barrier, int head,
                                           int row, int sequence) {
-  constexpr int kChunks = (kHeadDim + kChunkColumns - 1) / kChunkColumns, kBytes = kRows * kChunkRowBytes;
+  constexpr int kChunks = (kHeadDim + kChunkColumns - 1) / kChunkColumns, kBytes = kTileRows * kChunkRowBytes;
 #pragma unroll
   for (int c = 0; c < kChunks; ++c)
     load_chunk(tile + c * kBytes, map, barrier, c * kChunkColumns, head, row, sequence);
@@ -146,16 +146,17 @@ __device__ __forceinline__ void stores_wait() {
 }
 
 // A turn among blocks: a counter in global memory that each block raises when its part is in global memory.
+// An acquiring load empties the L1 cache, so the counter is looked at with relaxed ones until it is time.
 __device__ __forceinline__ void await_count(const int32_t* counter, int32_t count) {
   int32_t now;
   do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
   } while (now < count);
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 __device__ __forceinline__ void set_count(int32_t* counter, int32_t count) {
   asm volatile("fence.proxy.async.global;" ::: "memory");
-  __threadfence();
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
 }
 

@@ -1,10 +1,11 @@
 // Backward attention on Hopper, five matrix products for a pair of tiles. A block works through key tiles:
 // 128 keys of one set and head, and one after the other the tiles of queries that see some of them, of every
-// stream and of every query head that reads the head. Two warpgroups own 64 keys each, with dk and dv in
-// registers. Scores and probabilities are kept transposed, keys down, so that they are operands of the
-// products for dk and dv as they come out. dq needs both warpgroups' gradients of scores; each of them
-// multiplies its half of dq one step later, so that neither waits for the other and one's exponentials run
-// beside the other's products.
+// stream and of every query head that reads the head. Where both streams see about the same keys of the set,
+// a tile of 128 queries is the same 64 positions of both: a narrow band then has fewer tiles. Two warpgroups
+// own 64 keys each, with dk and dv in registers. Scores and probabilities are kept transposed, keys down, so
+// that they are operands of the products for dk and dv as they come out. dq needs both warpgroups' gradients
+// of scores; each of them multiplies its half of dq one step later, so that neither waits for the other and
+// one's exponentials run beside the other's products.
 //
 // A block's part of dq is added in global memory, in f32: a thread of the block waits for its turn at the
 // query tile and lets the copy engine add. Turns follow the order of the tickets that blocks take before each
@@ -42,7 +43,7 @@ class KeyOwner {
       warp_arrive(base_ + Shape::kTileEmpty + 8 * tiles_.stage());
     }
     barrier_wait(base_ + Shape::kDqEmpty + 8 * group(), (n & 1) ^ 1);
-    if (is_first()) dq_step(n).tile = -1;
+    if (is_first()) dq_part(n).at = -1;
     warp_arrive(base_ + Shape::kDqFull + 8 * group());
   }
 
@@ -74,13 +75,18 @@ class KeyOwner {
   __device__ __forceinline__ const OwnedKeys& keys() const {
     return reinterpret_cast<const OwnedKeys*>(smem_ + Shape::kTiles)[tiles_.stage()];
   }
-  __device__ __forceinline__ const Step& step(int stage) const {
-    return reinterpret_cast<const Step*>(smem_ + Shape::kSteps)[stage];
+  __device__ __forceinline__ const Step& step(uint32_t n) const {
+    return reinterpret_cast<const Step*>(smem_ + Shape::kSteps)[n % 2];
+  }
+  // Scores of step n.
+  __device__ __forceinline__ void multiply_queries(float (&s)[kPairs], uint32_t n) {
+    barrier_wait(base_ + Shape::kQFull + 8 * (n % 2), n / 2 % 2);
+    multiply_keys(s, Shape::kK, Shape::kQ + int(n % 2) * Shape::kQueryTile);
   }
   // Where the thread that adds reads about step n. It has read about step n - 2 when dq of step n - 1 is
   // handed over.
-  __device__ __forceinline__ Step& dq_step(uint32_t n) const {
-    return reinterpret_cast<Step*>(smem_ + Shape::kDqSteps)[2 * group() + n % 2];
+  __device__ __forceinline__ Part& dq_part(uint32_t n) const {
+    return reinterpret_cast<Part*>(smem_ + Shape::kDqSteps)[2 * group() + n % 2];
   }
 
   // All steps of a key tile, n is the number of the first; returns that of the next tile's.
@@ -91,18 +97,20 @@ class KeyOwner {
     barrier_wait(base_ + Shape::kKvFull, tiles_.steps & 1);
     int left = keys().steps;
     if (left > 0) {
-      barrier_wait(base_ + Shape::kQFull + 8 * (n % 2), n / 2 % 2);
-      multiply_keys(s, Shape::kK, Shape::kQ + n % 2 * Shape::kQueryTile);
+      multiply_queries(s, n);
       products_wait<0>();
       pin(s);
       bool first = true;
 #pragma unroll 1
       for (; left > 0; --left, ++n, first = false) {
-        const int groups = step(n % 2).groups;
-        if (groups >> group() & 1)
-          work<true>(s, dk, dv, n, first, left > 1, groups >> (2 + group()) & 1);
+        const int groups = step(n).groups;
+        const bool more = left > 1, masked = groups >> (2 + group()) & 1;
+        if ((groups & 3) == 3)
+          work<true, true>(s, dk, dv, n, first, more, masked);
+        else if (groups >> group() & 1)
+          work<true, false>(s, dk, dv, n, first, more, masked);
         else
-          work<false>(s, dk, dv, n, first, left > 1, false);
+          work<false, false>(s, dk, dv, n, first, more, masked);
       }
       const uint32_t last = n - 1;
       float dq[32];
@@ -123,7 +131,8 @@ class KeyOwner {
   }
 
   // A step, whose scores are in s. If no query sees the group's keys (not kSeen) it takes part in dq alone.
-  template <bool kSeen>
+  // Turns are for steps in which both groups have scores.
+  template <bool kSeen, bool kTurns>
   __device__ __forceinline__ void work(float (&s)[kPairs], float (&dk)[kSums], float (&dv)[kSums], uint32_t n,
                                        bool first, bool more, bool masked) {
     const uint32_t stage = n % 2, parity = n / 2 % 2;
@@ -133,7 +142,7 @@ class KeyOwner {
     if constexpr (kSeen) {
       float dp[kPairs];
       multiply_keys(dp, Shape::kV, d_o);
-      if (masked) mask(s, stage);
+      if (masked) mask(s, n);
       probabilities(s, stage);
       if constexpr (Shape::kEarly) {
         pack_operand(s, weights);
@@ -153,7 +162,7 @@ class KeyOwner {
 #pragma unroll
       for (int e = 0; e < kPairs / 2; ++e) slopes[e] = 0;
     }
-    await_turn();
+    if constexpr (kTurns) await_turn();
     if constexpr (kSeen) {
       if constexpr (!Shape::kEarly) add_queries(dv, weights, d_o);
       add_queries(dk, slopes, Shape::kQ + int(stage) * Shape::kQueryTile);
@@ -170,10 +179,8 @@ class KeyOwner {
     products_wait<2>();
     pin(dv);
     warp_arrive(base_ + Shape::kDoEmpty + 8 * stage);
-    const uint32_t next = n + (more ? 1 : 0);
-    barrier_wait(base_ + Shape::kQFull + 8 * (next % 2), next / 2 % 2);
-    multiply_keys(s, Shape::kK, Shape::kQ + int(next % 2) * Shape::kQueryTile);
-    pass_turn();
+    multiply_queries(s, n + (more ? 1 : 0));
+    if constexpr (kTurns) pass_turn();
     products_wait<1>();
     pin(dk);
     pin(dq);
@@ -181,7 +188,7 @@ class KeyOwner {
       warp_arrive(base_ + Shape::kScoresEmpty + 8 * (1 - stage));
       hand_over(dq, n - 1);
     }
-    if (is_first()) dq_step(n) = step(stage);
+    if (is_first()) dq_part(n) = step(n).part[group()];
     products_wait<0>();
     pin(s);
     warp_arrive(base_ + Shape::kQEmpty + 8 * stage);
@@ -190,8 +197,10 @@ class KeyOwner {
   // Keys (of the tile at `rows`) times queries.
   __device__ __forceinline__ void multiply_keys(float (&d)[kPairs], int rows, int queries) {
     products_begin();
-    multiply_rows<Shape::kHeadDim, Shape::kQueries, Shape::kKeyChunk, Shape::kQueryChunk>(
-        d, base_ + rows + group() * 64 * kChunkRowBytes, base_ + queries);
+    // Made anew in every step: as values kept from step to step its parts go to local memory.
+    const uint32_t own = in_place(base_ + rows + group() * 64 * kChunkRowBytes);
+    multiply_rows<Shape::kHeadDim, Shape::kQueries, Shape::kKeyChunk, Shape::kQueryChunk>(d, own,
+                                                                                          base_ + queries);
     products_commit();
   }
   __device__ __forceinline__ void add_queries(float (&d)[kSums], const uint32_t (&pairs)[kPairs / 2],
@@ -209,7 +218,7 @@ class KeyOwner {
     products_commit();
   }
 
-  // What the stage holds of a thread's queries 8 n and 8 n + 1 from its first.
+  // What a stage of `part` holds of a thread's queries 8 n and 8 n + 1 from its first.
   template <class Pair>
   __device__ __forceinline__ Pair of_queries(int part, uint32_t stage, int n) const {
     return *reinterpret_cast<const Pair*>(smem_ + part + stage * Shape::kRowBytes +
@@ -217,19 +226,24 @@ class KeyOwner {
   }
 
   // Scores of pairs that are not visible become -inf.
-  __device__ __forceinline__ void mask(float (&s)[kPairs], uint32_t stage) const {
-    const DeviceBand band = p_.queries[step(stage).stream].band[keys().set];
+  __device__ __forceinline__ void mask(float (&s)[kPairs], uint32_t n) const {
     const int j = keys().tile * Shape::kKeys + warp_row() + lane() / 4;
-    const int i = step(stage).i0 + 2 * (lane() % 4);
 #pragma unroll
-    for (int e = 0; e < kPairs; e += 4) {
-      const int2 start = of_queries<int2>(Shape::kStarts, stage, e / 4);
-      const Interval a = visible_keys(band, i + 2 * e, start.x),
-                     b = visible_keys(band, i + 2 * e + 1, start.y);
+    for (int part = 0; part < Shape::kParts; ++part) {
+      const Part& queries = step(n).part[part];
+      const DeviceBand band = p_.queries[queries.stream].band[keys().set];
+      const int i = queries.i0 + 2 * (lane() % 4);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (j + 8 * r < a.begin || j + 8 * r >= a.end) s[e + 2 * r] = -INFINITY;
-        if (j + 8 * r < b.begin || j + 8 * r >= b.end) s[e + 2 * r + 1] = -INFINITY;
+      for (int e = 0; e < 32; e += 4) {
+        const int at = 32 * part + e;
+        const int2 start = of_queries<int2>(Shape::kStarts, n % 2, at / 4);
+        const Interval a = visible_keys(band, i + 2 * e, start.x),
+                       b = visible_keys(band, i + 2 * e + 1, start.y);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if (j + 8 * r < a.begin || j + 8 * r >= a.end) s[at + 2 * r] = -INFINITY;
+          if (j + 8 * r < b.begin || j + 8 * r >= b.end) s[at + 2 * r + 1] = -INFINITY;
+        }
       }
     }
   }
@@ -262,11 +276,11 @@ class KeyOwner {
   // The slopes with keys as rows and queries as columns, swizzled as the copy engine would.
   __device__ __forceinline__ void store_slopes(const uint32_t (&slopes)[kPairs / 2], int buffer) const {
     const int row = warp_row() + lane() % 16;
-    const uint32_t at = base_ + Shape::kScores + buffer * Shape::kScoreTile + row * kChunkRowBytes;
+    const uint32_t at = base_ + Shape::kScores + buffer * Shape::kScoreTile + row * kChunkRowBytes +
+                        (lane() / 16 ^ row % 8) * 16;
 #pragma unroll
     for (int k = 0; k < Shape::kQueries / 16; ++k)
-      store_blocks(at + k / 4 * Shape::kKeyChunk + ((2 * (k % 4) + lane() / 16) ^ (row % 8)) * 16,
-                   slopes + 4 * k);
+      store_blocks((at ^ k % 4 * 32) + k / 4 * Shape::kKeyChunk, slopes + 4 * k);
   }
 
   // dq to the thread that adds it.
@@ -341,7 +355,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     give_registers<Shape::kLoadRegisters>();
-    if (threadIdx.x == 0) load_steps<Shape>(maps, p, work, smem);
+    if (threadIdx.x < kWarp) load_steps<Shape>(maps, p, work, smem);
     if (threadIdx.x == 32) load_keys<Shape>(maps, smem);
     if (threadIdx.x == 64) add_dq<Shape>(work, smem, 0);
     if (threadIdx.x == 96) add_dq<Shape>(work, smem, 1);
@@ -404,8 +418,8 @@ template <class Shape>
 void launch_backward(const Exec& ex, const Problem& p) {
   BackwardMaps maps{};
   for (int s = 0; s < p.streams; ++s) {
-    maps.q[s] = tile_map(p, p.queries[s].q, p.heads, Shape::kQueries);
-    maps.d_o[s] = tile_map(p, p.queries[s].d_o, p.heads, Shape::kQueries);
+    maps.q[s] = tile_map(p, p.queries[s].q, p.heads, 64);
+    maps.d_o[s] = tile_map(p, p.queries[s].d_o, p.heads, 64);
   }
   for (int s = 0; s < p.sets; ++s) {
     maps.k[s] = tile_map(p, p.keys[s].k, p.kv_heads, Shape::kKeys);
@@ -414,7 +428,7 @@ void launch_backward(const Exec& ex, const Problem& p) {
   BackwardWork work;
   work.key_tiles = (p.length + Shape::kKeys - 1) / Shape::kKeys;
   work.query_tiles = (p.length + Shape::kQueries - 1) / Shape::kQueries;
-  for (int s = 0; s < p.sets; ++s) work.order[s] = s;
+  for (int s = 0; s < p.sets; ++s) work.order[s] = s, work.paired[s] = seen_alike(p, s);
   std::stable_sort(work.order, work.order + p.sets,
                    [&](int a, int b) { return work_of(p, a) > work_of(p, b); });
   using Sizes = HopperBackwardScratch;

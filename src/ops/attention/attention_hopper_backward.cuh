@@ -5,6 +5,7 @@
 #include "ops/attention/attention_hopper.cuh"
 #include "ops/attention/attention_hopper_host.h"
 #include "ops/attention/attention_hopper_tiles.cuh"
+#include "ops/cuda.cuh"
 
 namespace sps::ops::attention {
 
@@ -18,6 +19,7 @@ struct BackwardMaps {
 struct BackwardWork {
   HopperSchedule schedule;       // tiles of it: key tiles of all sets, `order` of sets outermost
   int32_t order[kMaxKeySets]{};  // sets, the one with most to do first: it comes last
+  bool paired[kMaxKeySets]{};    // a step of the set is the same 64 queries of both streams
   int32_t key_tiles = 0, query_tiles = 0;
   int32_t* turns = nullptr;  // of each half of a query tile's dq: blocks that have added to it
   int32_t* starts =
@@ -32,11 +34,17 @@ struct OwnedKeys {
   int steps;
   int set, sequence, head, tile;
 };
-struct Step {
+// 64 queries, and what a group does of their dq.
+struct Part {
   int i0, stream;
+  int at;    // the group's piece of dq, among all; negative: there are no more
+  int turn;  // how many blocks add to it before
+};
+// Parts 0 and 1 are the halves of a step of 128 queries, and a group has the dq of one of them. A step of 64
+// is both, and a group has half the columns.
+struct Step {
+  Part part[2];
   int groups;  // bit g: some query sees some of group g's keys; bit 2 + g: some do not see some
-  int tile,
-      turn;  // query tile among all, and how many blocks add to it before; tile negative: there are no more
 };
 
 // Shared memory of a block, and the bytes from its start to each part.
@@ -56,21 +64,24 @@ struct BackwardShape {
   static constexpr int kGroupGradient = 64 * 64, kQueryGradient = kGroups * kGroupGradient;
   static constexpr int kRowBytes = kQueries * int(sizeof(float));  // of a statistic
   static_assert(kSplitQueries ? kChunks == 1 : kQueries == 64 && kChunks == 2);
+  static constexpr int kParts = kQueries / 64, kPartBytes = 64 * int(sizeof(float));
   // Groups issue their products in turns; the product for dv starts before the gradients of scores are made.
   static constexpr bool kTurns = kTurns_, kEarly = kEarly_;
 
   static constexpr int kK = 0, kV = kKeyTile, kQ = kV + kKeyTile, kDo = kQ + kStages * kQueryTile;
   static constexpr int kScores = kDo + kStages * kQueryTile, kDq = kScores + 2 * kScoreTile;
-  static constexpr int kLse = kDq + kQueryGradient * int(sizeof(float)), kDelta = kLse + kStages * kRowBytes;
-  static constexpr int kStarts = kDelta + kStages * kRowBytes, kKvFull = kStarts + kStages * kRowBytes;
-  static constexpr int kKvEmpty = kKvFull + 8, kTileFull = kKvEmpty + 8, kTileEmpty = kTileFull + 16;
+  static constexpr int kLse = kDq + kQueryGradient * int(sizeof(float));
+  static constexpr int kStarts = kLse + kStages * kRowBytes, kDelta = kStarts + kStages * kRowBytes;
+  static constexpr int kKvFull = kDelta + kStages * kRowBytes, kKvEmpty = kKvFull + 8;
+  static constexpr int kTileFull = kKvEmpty + 8, kTileEmpty = kTileFull + 16;
   static constexpr int kQFull = kTileEmpty + 16, kQEmpty = kQFull + 8 * kStages;
   static constexpr int kDoFull = kQEmpty + 8 * kStages, kDoEmpty = kDoFull + 8 * kStages;
   static constexpr int kScoresFull = kDoEmpty + 8 * kStages, kScoresEmpty = kScoresFull + 16;
   static constexpr int kDqFull = kScoresEmpty + 16, kDqEmpty = kDqFull + 8 * kGroups;
   static constexpr int kTiles = kDqEmpty + 8 * kGroups, kSteps = kTiles + 2 * int(sizeof(OwnedKeys));
   static constexpr int kDqSteps = kSteps + kStages * int(sizeof(Step));
-  static constexpr int kEnd = kDqSteps + 2 * kGroups * int(sizeof(Step));
+  static constexpr int kFound = kDqSteps + 2 * kGroups * int(sizeof(Part));
+  static constexpr int kEnd = kFound + 32 * int(sizeof(Step));
   static constexpr int kBytes = kEnd + 1024;  // the start is moved to a multiple of 1024
   static constexpr int kStaging = Staging<64>::kBytes;
   static_assert(kWarps * kStaging <= 2 * kScoreTile);
@@ -78,18 +89,31 @@ struct BackwardShape {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Query tiles first .. last - 1 of a stream visit the key tile.
+// Which queries share a step: 2^shift of them, of one stream or of both together.
+struct Sharing {
+  int stream, other, shift;
+};
 template <class Shape>
-__device__ __forceinline__ Interval query_tiles(const Problem& p, const BackwardWork& work, DeviceBand band,
-                                                int tile, const int32_t* starts) {
-  if (!p.skip_tiles) return {0, work.query_tiles};
-  const int key = tile * Shape::kKeys, first = (key + band.lo) / Shape::kQueries;
+__device__ __forceinline__ Sharing sharing_of(const BackwardWork& work, int set, int stream) {
+  if (Shape::kSplitQueries && work.paired[set]) return {0, 1, 6};
+  return {stream, stream, Shape::kQueries == 128 ? 7 : 6};
+}
+__device__ __forceinline__ DeviceBand band_of(const Problem& p, int set, const Sharing& sharing) {
+  return hull(p.queries[sharing.stream].band[set], p.queries[sharing.other].band[set]);
+}
+
+// Steps begin .. end - 1 of a sequence visit the key tile.
+template <class Shape>
+__device__ __forceinline__ Interval visits_of(const Problem& p, int set, const Sharing& sharing, int tile,
+                                              const int32_t* starts) {
+  const DeviceBand band = band_of(p, set, sharing);
+  const int shift = sharing.shift, steps = ((p.length - 1) >> shift) + 1;
+  if (!p.skip_tiles) return {0, steps};
+  const int key = tile * Shape::kKeys, first = (key + band.lo) >> shift;
   if (band.hi < band.lo || key + band.lo >= p.length) return {0, 0};
-  // First keys of query tiles grow; the first one beyond the key tile ends the walk.
-  const auto beyond = [&](int query_tile) {
-    return starts[query_tile * Shape::kQueries] / Shape::kKeys > tile;
-  };
-  int low = first, high = min(work.query_tiles, (key + Shape::kKeys - 1 + band.hi) / Shape::kQueries + 1);
+  // First keys of steps grow; the first one beyond the key tile ends the walk.
+  const auto beyond = [&](int step) { return starts[step << shift] / Shape::kKeys > tile; };
+  int low = first, high = min(steps, ((key + Shape::kKeys - 1 + band.hi) >> shift) + 1);
   if (!beyond(high - 1)) return {first, high};
   while (low < high) {
     const int middle = (low + high) / 2;
@@ -101,83 +125,165 @@ __device__ __forceinline__ Interval query_tiles(const Problem& p, const Backward
   return {first, low};
 }
 
-// The thread that takes tickets and feeds the ring of query tiles.
+// Blocks that add to the dq of 64 queries from i0 on before the block with `tile` of the set at `place`.
+template <class Shape>
+__device__ __forceinline__ int turn_of(const Problem& p, const BackwardWork& work, const int32_t* starts,
+                                       int stream, int i0, int place, int tile) {
+  int turn = 0;
+#pragma unroll 1
+  for (int at = place; at < p.sets; ++at) {
+    const int set = work.order[at];
+    const Sharing sharing = sharing_of<Shape>(work, set, stream);
+    const int first = i0 >> sharing.shift << sharing.shift;
+    if (first >= p.length) continue;  // the second half of the last 128
+    const QueryRange queries(starts, first, min(first + (1 << sharing.shift), p.length) - 1);
+    const TileRange visited = tile_range(p, band_of(p, set, sharing), queries);
+    turn += at > place ? visited.last - visited.first : visited.last - 1 - tile;
+  }
+  return turn;
+}
+
+// What there is to know of the step whose first query is i0.
+template <class Shape>
+__device__ __forceinline__ Step find_step(const Problem& p, const BackwardWork& work, const OwnedKeys& keys,
+                                          int place, const Sharing& sharing, int head, int i0) {
+  const int32_t* starts = p.document_start + int64_t(keys.sequence) * p.length;
+  Step step;
+  step.groups = 0;
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    const bool pair = sharing.stream != sharing.other;
+    const int stream = part == 0 ? sharing.stream : sharing.other;
+    const int first = i0 + (Shape::kSplitQueries && !pair ? 64 * part : 0);
+    const int row = (stream * p.batch + keys.sequence) * p.heads + head;
+    const int piece = Shape::kSplitQueries ? first / 64 : 2 * (first / 64) + part;
+    Part& to = step.part[part];
+    to = {first, stream, 2 * row * work.query_tiles + piece, 0};
+    if (part == 1 && !Shape::kSplitQueries)
+      to.turn = step.part[0].turn;
+    else
+      to.turn = turn_of<Shape>(p, work, starts, stream, first, place, keys.tile);
+    if (first >= p.length || (part == 1 && !Shape::kSplitQueries)) continue;
+    const QueryRange range(starts, first, min(first + 64, p.length) - 1);
+    const TileKeys seen = range.keys(p.queries[stream].band[keys.set]);
+#pragma unroll
+    for (int group = 0; group < Shape::kGroups; ++group) {
+      const int j0 = keys.tile * Shape::kKeys + 64 * group;
+      if (!p.skip_tiles || seen.any.touches(j0, 64)) step.groups |= 1 << group;
+      if (!seen.all.covers(j0, 64)) step.groups |= 4 << group;
+    }
+  }
+  return step;
+}
+
+// Loads the queries of a step and what is known of them. Where a step is of two parts a warp does it, every
+// copy by a lane of its own; else one lane does.
+template <class Shape>
+__device__ __forceinline__ void load_step(const BackwardMaps& maps, const Problem& p,
+                                          const BackwardWork& work, char* smem,
+                                          const Ring<Shape::kStages>& ring, const Step& step, int sequence,
+                                          int head) {
+  constexpr bool kTogether = Shape::kParts == 2;
+  const int lane = int(threadIdx.x) % kWarp, part = kTogether ? lane % 2 : 0;
+  const auto mine = [&](int copy) { return !kTogether || lane / 2 == copy; };
+  const bool first = !kTogether || lane == 0;
+  const int stream = step.part[part].stream, i0 = step.part[part].i0;
+  const int64_t row = p.statistics_of(stream, sequence, head) + i0;
+  const uint32_t base = smem_address(smem), stage = ring.stage(), parity = ring.parity() ^ 1;
+  const uint32_t q_full = base + Shape::kQFull + 8 * stage, do_full = base + Shape::kDoFull + 8 * stage;
+  const uint32_t rows = base + stage * Shape::kRowBytes + part * Shape::kPartBytes;
+  const uint32_t tile = base + stage * Shape::kQueryTile + part * 64 * kChunkRowBytes;
+  barrier_wait(base + Shape::kDoEmpty + 8 * stage, parity);
+  if (first) barrier_expect(do_full, Shape::kQueryTile + Shape::kRowBytes);
+  if (kTogether) __syncwarp();
+  if (mine(0))
+    load_tile<Shape::kHeadDim, 64, Shape::kQueries>(tile + Shape::kDo, &maps.d_o[stream], do_full, head, i0,
+                                                    sequence);
+  if (mine(1)) load_bytes(rows + Shape::kDelta, p.statistics.delta + row, Shape::kPartBytes, do_full);
+  barrier_wait(base + Shape::kQEmpty + 8 * stage, parity);
+  if (first) {
+    reinterpret_cast<Step*>(smem + Shape::kSteps)[stage] = step;
+    barrier_expect(q_full, Shape::kQueryTile + 2 * Shape::kRowBytes);
+  }
+  if (kTogether) __syncwarp();
+  if (mine(0))
+    load_tile<Shape::kHeadDim, 64, Shape::kQueries>(tile + Shape::kQ, &maps.q[stream], q_full, head, i0,
+                                                    sequence);
+  if (mine(1)) load_bytes(rows + Shape::kLse, p.statistics.lse2 + row, Shape::kPartBytes, q_full);
+  if (mine(2))
+    load_bytes(rows + Shape::kStarts, work.starts + sequence * p.statistics.padded + i0, Shape::kPartBytes,
+               q_full);
+}
+
+// The warp that takes tickets and feeds the ring of query tiles. What there is to know of a step takes longer
+// to find than a step may take, so its lanes find it for the next 32 together.
 template <class Shape>
 __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Problem& p,
                                            const BackwardWork& work, char* smem) {
   const uint32_t base = smem_address(smem);
-  auto* steps = reinterpret_cast<Step*>(smem + Shape::kSteps);
+  const int lane = int(threadIdx.x) % kWarp;
+  auto* found = reinterpret_cast<Step*>(smem + Shape::kFound);
   Ring<Shape::kStages> ring;
 #pragma unroll 1
   for (Ring<2> tiles;; ++tiles.steps) {
-    const int ticket = atomicAdd(work.schedule.counter, 1);
+    int ticket = lane == 0 ? atomicAdd(work.schedule.counter, 1) : 0;
+    ticket = __shfl_sync(0xFFFFFFFF, ticket, 0);
     barrier_wait(base + Shape::kTileEmpty + 8 * tiles.stage(), tiles.parity() ^ 1);
-    OwnedKeys& keys = reinterpret_cast<OwnedKeys*>(smem + Shape::kTiles)[tiles.stage()];
+    OwnedKeys& shown = reinterpret_cast<OwnedKeys*>(smem + Shape::kTiles)[tiles.stage()];
+    const uint32_t tile_full = base + Shape::kTileFull + 8 * tiles.stage();
     if (ticket >= work.schedule.items) {
-      keys.steps = -1;
-      barrier_arrive(base + Shape::kTileFull + 8 * tiles.stage());
+      if (lane == 0) {
+        shown.steps = -1;
+        barrier_arrive(tile_full);
+      }
       break;
     }
     const auto [place_tile, key_head] = work.schedule.find(ticket);
-    const int place = place_tile / work.key_tiles, tile = place_tile % work.key_tiles;
-    const int sequence = key_head / p.kv_heads, kv_head = key_head % p.kv_heads, set = work.order[place];
-    const int32_t* starts = p.document_start + int64_t(sequence) * p.length;
-    Interval queries[kMaxQueryStreams];
-    int count = 0;
+    const int place = place_tile / work.key_tiles, set = work.order[place];
+    OwnedKeys keys{0, set, key_head / p.kv_heads, key_head % p.kv_heads, place_tile % work.key_tiles};
+    const int32_t* starts = p.document_start + int64_t(keys.sequence) * p.length;
+    const int passes = sharing_of<Shape>(work, set, 0).other == 1 ? 1 : p.streams;
+    Interval visits[kMaxQueryStreams];
 #pragma unroll
-    for (int stream = 0; stream < kMaxQueryStreams; ++stream) {
-      queries[stream] = {0, 0};
-      if (stream < p.streams)
-        queries[stream] = query_tiles<Shape>(p, work, p.queries[stream].band[set], tile, starts);
-      count += max(0, queries[stream].end - queries[stream].begin) * p.group;
+    for (int pass = 0; pass < kMaxQueryStreams; ++pass) {
+      visits[pass] = {0, 0};
+      if (pass < passes)
+        visits[pass] = visits_of<Shape>(p, set, sharing_of<Shape>(work, set, pass), keys.tile, starts);
+      keys.steps += max(0, visits[pass].end - visits[pass].begin) * p.group;
     }
-    keys = {count, set, sequence, kv_head, tile};
-    barrier_arrive(base + Shape::kTileFull + 8 * tiles.stage());
+    if (lane == 0) {
+      shown = keys;
+      barrier_arrive(tile_full);
+    }
 #pragma unroll 1
-    for (int stream = 0; stream < p.streams; ++stream) {
-      const Interval visits = stream == 0 ? queries[0] : queries[1];
+    for (int pass = 0; pass < passes; ++pass) {
+      const Sharing sharing = sharing_of<Shape>(work, set, pass);
+      const Interval visit = pass == 0 ? visits[0] : visits[1];
 #pragma unroll 1
-      for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head) {
-        const int64_t row = (int64_t(stream) * p.batch + sequence) * p.heads + head;
+      for (int head = keys.head * p.group; head < (keys.head + 1) * p.group; ++head)
 #pragma unroll 1
-        for (int n = visits.begin; n < visits.end; ++n, ++ring.steps) {
-          // What there is to know of the step is made ready while the ring is full.
-          Step step{n * Shape::kQueries, stream, 0, int(row) * work.query_tiles + n, 0};
-          const int i0 = step.i0;
-          const QueryRange range(starts, i0, min(i0 + Shape::kQueries, p.length) - 1);
+        for (int n = visit.begin; n < visit.end; n += kWarp) {
+          const int count = min(kWarp, visit.end - n);
+          // Of three in a narrow band the first is seen by one group's keys alone, the last by the other's:
+          // side by side they take the time of one.
+          const int nth = count == 3 && lane > 0 ? 3 - lane : lane;
+          const int mine = min(max(n + nth, visit.begin), visit.end - 1);
+          const Step step = find_step<Shape>(p, work, keys, place, sharing, head, mine << sharing.shift);
+          if constexpr (Shape::kParts == 2) {
+            __syncwarp();
+            found[lane] = step;
+            __syncwarp();
 #pragma unroll 1
-          for (int at = place; at < p.sets; ++at) {
-            const TileRange visited = tile_range(p, p.queries[stream].band[work.order[at]], range);
-            step.turn += at > place ? visited.last - visited.first : visited.last - 1 - tile;
+            for (int at = 0; at < count; ++at, ++ring.steps)
+              load_step<Shape>(maps, p, work, smem, ring, found[at], keys.sequence, head);
+          } else {
+#pragma unroll 1
+            for (int at = 0; at < count; ++at, ++ring.steps) {
+              if (lane == at) load_step<Shape>(maps, p, work, smem, ring, step, keys.sequence, head);
+              __syncwarp();
+            }
           }
-          const TileKeys seen = range.keys(p.queries[stream].band[set]);
-#pragma unroll
-          for (int group = 0; group < Shape::kGroups; ++group) {
-            const int j0 = tile * Shape::kKeys + 64 * group;
-            if (!p.skip_tiles || seen.any.touches(j0, 64)) step.groups |= 1 << group;
-            if (!seen.all.covers(j0, 64)) step.groups |= 4 << group;
-          }
-          const uint32_t stage = ring.stage(), parity = ring.parity() ^ 1;
-          const uint32_t q_full = base + Shape::kQFull + 8 * stage,
-                         do_full = base + Shape::kDoFull + 8 * stage;
-          const int64_t at = row * p.statistics.padded + i0;
-          barrier_wait(base + Shape::kDoEmpty + 8 * stage, parity);
-          barrier_expect(do_full, Shape::kQueryTile + Shape::kRowBytes);
-          load_tile<Shape::kHeadDim, Shape::kQueries>(base + Shape::kDo + stage * Shape::kQueryTile,
-                                                      &maps.d_o[stream], do_full, head, i0, sequence);
-          load_bytes(base + Shape::kDelta + stage * Shape::kRowBytes, p.statistics.delta + at,
-                     Shape::kRowBytes, do_full);
-          barrier_wait(base + Shape::kQEmpty + 8 * stage, parity);
-          steps[stage] = step;
-          barrier_expect(q_full, Shape::kQueryTile + 2 * Shape::kRowBytes);
-          load_tile<Shape::kHeadDim, Shape::kQueries>(base + Shape::kQ + stage * Shape::kQueryTile,
-                                                      &maps.q[stream], q_full, head, i0, sequence);
-          load_bytes(base + Shape::kLse + stage * Shape::kRowBytes, p.statistics.lse2 + at, Shape::kRowBytes,
-                     q_full);
-          load_bytes(base + Shape::kStarts + stage * Shape::kRowBytes,
-                     work.starts + sequence * p.statistics.padded + i0, Shape::kRowBytes, q_full);
         }
-      }
     }
   }
 }
@@ -207,21 +313,20 @@ __device__ __forceinline__ void add_dq(const BackwardWork& work, char* smem, int
   constexpr uint32_t kBytes = Shape::kGroupGradient * sizeof(float);
   for (uint32_t n = 0;; ++n) {
     barrier_wait(full, n & 1);
-    const Step step = reinterpret_cast<const Step*>(smem + Shape::kDqSteps)[2 * group + (n & 1)];
-    if (step.tile < 0) break;
-    const int64_t half = int64_t(step.tile) * Shape::kGroups + group;
-    float* to = work.dq + half * Shape::kGroupGradient;
-    if (step.turn == 0) {
+    const Part part = reinterpret_cast<const Part*>(smem + Shape::kDqSteps)[2 * group + (n & 1)];
+    if (part.at < 0) break;
+    float* to = work.dq + int64_t(part.at) * Shape::kGroupGradient;
+    if (part.turn == 0) {
       store_bytes(to, base + Shape::kDq + group * kBytes, kBytes);
     } else {
-      await_count(work.turns + half, step.turn);
+      await_count(work.turns + part.at, part.turn);
       add_floats(to, base + Shape::kDq + group * kBytes, kBytes);
     }
     stores_commit();
     stores_wait_read();
     barrier_arrive(base + Shape::kDqEmpty + 8 * group);
     stores_wait();
-    set_count(work.turns + half, step.turn + 1);
+    set_count(work.turns + part.at, part.turn + 1);
   }
 }
 

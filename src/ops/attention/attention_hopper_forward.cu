@@ -1,11 +1,11 @@
 // Forward attention on Hopper. A block works through query tiles, heaviest first. One thread of it feeds
 // rings of key and value tiles through the copy engine; each of the other warpgroups owns 64 queries of the
-// tile and keeps their scores, probabilities and sums in registers.
+// tile and keeps their scores, probabilities and sums in registers. Where both streams see about the same
+// keys, a tile is the same 64 positions of both.
 //
-// Keys that every query of the tile sees go by 128 without any mask: the scores of the next 128 are
-// multiplied out while the values of the last are added, and one warpgroup's exponentials run beside
-// another's products. Tiles at the edge of a band or a document go by 64, masked, and only where the
-// warpgroup's own queries see some.
+// Keys go by 128: the scores of the next 128 are multiplied out while the values of the last are added, and
+// one warpgroup's exponentials run beside another's products. Tiles at the edge of a band or a document are
+// masked, where the warpgroup's own queries do not see all of them.
 #include <algorithm>
 
 #include "ops/attention/attention_hopper.cuh"
@@ -28,7 +28,7 @@ struct ForwardShape {
   static constexpr int kHeadDim = kHeadDim_, kWarpgroups = 2, kStages = kStages_;
   // Registers of a thread that loads and of one that computes. Together they are what the block starts with.
   static constexpr int kLoadRegisters = 40, kRegisters = 232;
-  static constexpr int kQueries = 64 * kWarpgroups, kKeys = kTileKeys, kHalf = 64;
+  static constexpr int kQueries = 64 * kWarpgroups, kKeys = kTileKeys;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroupThreads;
   static constexpr int kWarps = 4 * kWarpgroups;  // that compute
   static constexpr int kChunks = (kHeadDim + kChunkColumns - 1) / kChunkColumns;
@@ -45,28 +45,47 @@ struct ForwardShape {
   static constexpr int kBytes = kEnd + 1024;  // the start is moved to a multiple of 1024
 };
 
+// What the kernel needs besides the problem.
+struct ForwardWork {
+  HopperSchedule schedule;
+  bool paired = false;  // a query tile is of both streams
+};
+
 namespace {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// One query tile of one head.
+// One query tile of one head: 64 queries for each warpgroup.
 struct Item {
-  int stream, sequence, head, i0, i1;
+  int sequence, head, stream;
+  int i0, i1;   // all its queries
+  bool paired;  // of both streams, else of one
+
+  // A warpgroup's stream and first query.
+  __device__ __forceinline__ int stream_of(int group) const { return paired ? group : stream; }
+  __device__ __forceinline__ int first(int group) const { return paired ? i0 : i0 + 64 * group; }
 };
 template <class Shape>
-__device__ __forceinline__ Item find_item(const Problem& p, const HopperSchedule& schedule, int number) {
-  const auto [tile, at] = schedule.find(number);
+__device__ __forceinline__ Item find_item(const Problem& p, const ForwardWork& work, int number) {
+  const auto [tile, at] = work.schedule.find(number);
   int head = at;
   Item item;
   const int in_group = head % p.group;
   head /= p.group;
-  item.stream = head % p.streams;
-  head /= p.streams;
+  item.paired = work.paired;
+  const int streams = work.paired ? 1 : p.streams;
+  item.stream = head % streams;
+  head /= streams;
   item.head = head % p.kv_heads * p.group + in_group;
   item.sequence = head / p.kv_heads;
-  item.i0 = tile * Shape::kQueries;
-  item.i1 = min(item.i0 + Shape::kQueries, p.length) - 1;
+  const int queries = work.paired ? Shape::kQueries / 2 : Shape::kQueries;
+  item.i0 = tile * queries;
+  item.i1 = min(item.i0 + queries, p.length) - 1;
   return item;
+}
+__device__ __forceinline__ TileWalk walk_of(const Problem& p, const Item& item) {
+  const int32_t* starts = p.document_start + int64_t(item.sequence) * p.length;
+  return TileWalk(p, QueryRange(starts, item.i0, item.i1), item.stream_of(0), item.stream_of(1));
 }
 
 // The running softmax of two rows of a thread: rows lane / 4 and lane / 4 + 8 of its warp's 16.
@@ -107,8 +126,8 @@ __device__ __forceinline__ void scale_rows(float (&o)[kCount], const float (&kee
 }
 
 template <class Shape>
-__device__ __forceinline__ void produce(const ForwardMaps& maps, const Problem& p,
-                                        const HopperSchedule& schedule, char* smem) {
+__device__ __forceinline__ void produce(const ForwardMaps& maps, const Problem& p, const ForwardWork& work,
+                                        char* smem) {
   const uint32_t base = smem_address(smem);
   Ring<Shape::kStages> ring;
   Ring<2> items;
@@ -116,31 +135,29 @@ __device__ __forceinline__ void produce(const ForwardMaps& maps, const Problem& 
     barrier_wait(base + Shape::kItemEmpty + 8 * items.stage(), items.parity() ^ 1);
     reinterpret_cast<int*>(smem + Shape::kItem)[items.stage()] = number;
     barrier_arrive(base + Shape::kItemFull + 8 * items.stage());
-    if (number >= schedule.items) break;
-    const int next = gridDim.x + atomicAdd(schedule.counter, 1);
-    const Item item = find_item<Shape>(p, schedule, number);
+    if (number >= work.schedule.items) break;
+    const int next = gridDim.x + atomicAdd(work.schedule.counter, 1);
+    const Item item = find_item<Shape>(p, work, number);
     barrier_wait(base + Shape::kQEmpty, (items.steps & 1) ^ 1);
     barrier_expect(base + Shape::kQFull, Shape::kQueryTile);
-    load_tile<Shape::kHeadDim, Shape::kQueries>(base + Shape::kQ, &maps.q[item.stream], base + Shape::kQFull,
-                                                item.head, item.i0, item.sequence);
-    const int32_t* starts = p.document_start + int64_t(item.sequence) * p.length;
-    const QueryRange queries(starts, item.i0, item.i1);
-    for (int set = 0; set < p.sets; ++set) {
-      const TileRange range = tile_range(p, p.queries[item.stream].band[set], queries);
+#pragma unroll
+    for (int group = 0; group < Shape::kWarpgroups; ++group)
+      load_tile<Shape::kHeadDim, 64, Shape::kQueries>(base + Shape::kQ + group * 64 * kChunkRowBytes,
+                                                      &maps.q[item.stream_of(group)], base + Shape::kQFull,
+                                                      item.head, item.first(group), item.sequence);
 #pragma unroll 1
-      for (int tile = range.last - 1; tile >= range.first; --tile, ++ring.steps) {
-        const uint32_t stage = ring.stage(), parity = ring.parity() ^ 1;
-        barrier_wait(base + Shape::kKEmpty + 8 * stage, parity);
-        barrier_expect(base + Shape::kKFull + 8 * stage, Shape::kKeyTile);
-        load_tile<Shape::kHeadDim, Shape::kKeys>(base + Shape::kK + stage * Shape::kKeyTile, &maps.k[set],
-                                                 base + Shape::kKFull + 8 * stage, item.head / p.group,
-                                                 tile * Shape::kKeys, item.sequence);
-        barrier_wait(base + Shape::kVEmpty + 8 * stage, parity);
-        barrier_expect(base + Shape::kVFull + 8 * stage, Shape::kKeyTile);
-        load_tile<Shape::kHeadDim, Shape::kKeys>(base + Shape::kV + stage * Shape::kKeyTile, &maps.v[set],
-                                                 base + Shape::kVFull + 8 * stage, item.head / p.group,
-                                                 tile * Shape::kKeys, item.sequence);
-      }
+    for (TileWalk walk = walk_of(p, item); walk.more(); walk.next(), ++ring.steps) {
+      const uint32_t stage = ring.stage(), parity = ring.parity() ^ 1;
+      barrier_wait(base + Shape::kKEmpty + 8 * stage, parity);
+      barrier_expect(base + Shape::kKFull + 8 * stage, Shape::kKeyTile);
+      load_tile<Shape::kHeadDim, Shape::kKeys>(base + Shape::kK + stage * Shape::kKeyTile,
+                                               &maps.k[walk.set()], base + Shape::kKFull + 8 * stage,
+                                               item.head / p.group, walk.key(), item.sequence);
+      barrier_wait(base + Shape::kVEmpty + 8 * stage, parity);
+      barrier_expect(base + Shape::kVFull + 8 * stage, Shape::kKeyTile);
+      load_tile<Shape::kHeadDim, Shape::kKeys>(base + Shape::kV + stage * Shape::kKeyTile,
+                                               &maps.v[walk.set()], base + Shape::kVFull + 8 * stage,
+                                               item.head / p.group, walk.key(), item.sequence);
     }
     number = next;
   }
@@ -153,31 +170,20 @@ class Consumer {
   __device__ __forceinline__ Consumer(const Problem& p, char* smem)
       : p_(p), smem_(smem), base_(smem_address(smem)) {}
 
-  __device__ __forceinline__ void run(const HopperSchedule& schedule) {
+  __device__ __forceinline__ void run(const ForwardWork& work) {
     Ring<2> items;
     if (group() == Shape::kWarpgroups - 1) pass_turn();
     for (;; ++items.steps) {
       barrier_wait(base_ + Shape::kItemFull + 8 * items.stage(), items.parity());
       const int number = reinterpret_cast<const int*>(smem_ + Shape::kItem)[items.stage()];
       warp_arrive(base_ + Shape::kItemEmpty + 8 * items.stage());
-      if (number >= schedule.items) break;
-      const Item item = find_item<Shape>(p_, schedule, number);
-      const int32_t* starts = p_.document_start + int64_t(item.sequence) * p_.length;
-      const int first = item.i0 + 64 * group(), last = min(first + 64, p_.length) - 1;
+      if (number >= work.schedule.items) break;
+      const Item item = find_item<Shape>(p_, work, number);
       softmax_ = Softmax();
 #pragma unroll
       for (int e = 0; e < kOut; ++e) o_[e] = 0;
       barrier_wait(base_ + Shape::kQFull, items.steps & 1);
-      for (int set = 0; set < p_.sets; ++set) {
-        const DeviceBand band = p_.queries[item.stream].band[set];
-        const TileRange range = tile_range(p_, band, QueryRange(starts, item.i0, item.i1));
-        for (int tile = range.last - 1; tile >= range.all_last; --tile)
-          edge_tile(tile, band, first, last, starts);
-        inner_tiles(range.all_last - range.all_first);
-        for (int tile = range.all_first - 1; tile >= range.first; --tile)
-          edge_tile(tile, band, first, last, starts);
-      }
-      warp_arrive(base_ + Shape::kQEmpty);
+      attend(item);
       store(item);
     }
   }
@@ -217,102 +223,95 @@ class Consumer {
     return base_ + Shape::kVEmpty + 8 * ring_.stage();
   }
 
-  // Scores of kKeys keys from `row` of the stage; the product is under way when it returns.
-  template <int kKeys>
-  __device__ __forceinline__ void multiply_scores(float (&s)[kKeys / 2], int row) {
+  // Scores of the stage's keys; the product is under way when it returns.
+  __device__ __forceinline__ void multiply_scores(float (&s)[Shape::kKeys / 2]) {
     products_begin();
-    multiply_rows<Shape::kHeadDim, kKeys, Shape::kQueryChunk, Shape::kKeyChunk>(
+    multiply_rows<Shape::kHeadDim, Shape::kKeys, Shape::kQueryChunk, Shape::kKeyChunk>(
         s, base_ + Shape::kQ + group() * 64 * kChunkRowBytes,
-        base_ + Shape::kK + ring_.stage() * Shape::kKeyTile + row * kChunkRowBytes);
+        base_ + Shape::kK + ring_.stage() * Shape::kKeyTile);
     products_commit();
   }
-  template <int kKeys>
-  __device__ __forceinline__ void add_values(const uint32_t (&weights)[kKeys / 4], int row) {
+  __device__ __forceinline__ void add_values(const uint32_t (&weights)[Shape::kKeys / 4]) {
     products_begin();
-    add_columns<kKeys, Shape::kHeadDim, Shape::kKeyChunk>(
-        o_, weights, base_ + Shape::kV + ring_.stage() * Shape::kKeyTile + row * kChunkRowBytes);
+    add_columns<Shape::kKeys, Shape::kHeadDim, Shape::kKeyChunk>(
+        o_, weights, base_ + Shape::kV + ring_.stage() * Shape::kKeyTile);
     products_commit();
   }
 
-  __device__ __forceinline__ void inner_tiles(int count) {
-    if (count <= 0) return;
+  // All tiles of keys that the item's queries see.
+  __device__ __forceinline__ void attend(const Item& item) {
+    TileWalk walk = walk_of(p_, item);
+    if (!walk.more()) return warp_arrive(base_ + Shape::kQEmpty);
+    const int32_t* starts = p_.document_start + int64_t(item.sequence) * p_.length;
+    const int first = item.first(group()), last = min(first + 64, p_.length) - 1;
+    const QueryRange own(starts, min(first, p_.length - 1), max(last, 0));
+    const DeviceQueries& queries = p_.queries[item.stream_of(group())];
     float s[Shape::kKeys / 2], keep[2];
     uint32_t weights[Shape::kKeys / 4];
+    const auto mask_tile = [&] {
+      mask(s, walk.key(), first, queries.band[walk.set()], last - first + 1, starts + first);
+    };
     barrier_wait(k_full(), ring_.parity());
     await_turn();
-    multiply_scores<Shape::kKeys>(s, 0);
+    multiply_scores(s);
     pass_turn();
     products_wait<0>();
     pin(s);
     warp_arrive(k_empty());
+    if (walk.whole(own.keys(queries.band[walk.set()]).all) == 0) mask_tile();
     softmax_.step(s, keep, p_.scale_log2);
-    scale_rows(o_, keep);
     pack_operand(s, weights);
+    walk.next();
 #pragma unroll 1
-    for (int n = 1; n < count; ++n) {
-      ++ring_.steps;
-      barrier_wait(k_full(), ring_.parity());
-      await_turn();
-      multiply_scores<Shape::kKeys>(s, 0);
-      --ring_.steps;
-      barrier_wait(v_full(), ring_.parity());
-      add_values<Shape::kKeys>(weights, 0);
-      pass_turn();
-      ++ring_.steps;
-      products_wait<1>();
-      pin(s);
-      warp_arrive(k_empty());
-      softmax_.step(s, keep, p_.scale_log2);
-      pin(s);
-      --ring_.steps;
-      barrier_wait(v_full(),
-                   ring_.parity());  // long complete; without it the compiler waits for o_ before the step
-      products_wait<0>();
-      pin(o_);
-      warp_arrive(v_empty());
-      ++ring_.steps;
-      scale_rows(o_, keep);
-      pack_operand(s, weights);
+    while (walk.more()) {
+      const int whole = walk.whole(own.keys(queries.band[walk.set()]).all);
+      if (whole == 0) step(s, weights, mask_tile);
+#pragma unroll 1
+      for (int n = 0; n < whole; ++n) step(s, weights, [] {});
+      walk.next(max(whole, 1));
     }
+    warp_arrive(base_ + Shape::kQEmpty);
     barrier_wait(v_full(), ring_.parity());
-    add_values<Shape::kKeys>(weights, 0);
+    add_values(weights);
     products_wait<0>();
     pin(o_);
     warp_arrive(v_empty());
     ++ring_.steps;
   }
 
-  // first .. last: the warpgroup's queries.
-  __device__ __forceinline__ void edge_tile(int tile, DeviceBand band, int first, int last,
-                                            const int32_t* starts) {
+  // One tile of keys, behind one whose weights are there and whose values are still to be added.
+  template <class Mask>
+  __device__ __forceinline__ void step(float (&s)[Shape::kKeys / 2], uint32_t (&weights)[Shape::kKeys / 4],
+                                       Mask&& mask_tile) {
+    float keep[2];
+    ++ring_.steps;
     barrier_wait(k_full(), ring_.parity());
+    await_turn();
+    multiply_scores(s);
+    --ring_.steps;
     barrier_wait(v_full(), ring_.parity());
-    TileKeys own{{0, 0}, {0, 0}};
-    if (first <= last) own = QueryRange(starts, first, last).keys(band);
-#pragma unroll 1
-    for (int half = 1; half >= 0; --half) {
-      const int j = tile * Shape::kKeys + half * Shape::kHalf;
-      if (p_.skip_tiles && !own.any.touches(j, Shape::kHalf)) continue;
-      float s[Shape::kHalf / 2], keep[2];
-      uint32_t weights[Shape::kHalf / 4];
-      multiply_scores<Shape::kHalf>(s, half * Shape::kHalf);
-      products_wait<0>();
-      pin(s);
-      if (!own.all.covers(j, Shape::kHalf)) mask(s, j, first, band, last - first + 1, starts + first);
-      softmax_.step(s, keep, p_.scale_log2);
-      scale_rows(o_, keep);
-      pack_operand(s, weights);
-      add_values<Shape::kHalf>(weights, half * Shape::kHalf);
-      products_wait<0>();
-      pin(o_);
-    }
+    add_values(weights);
+    pass_turn();
+    ++ring_.steps;
+    products_wait<1>();
+    pin(s);
     warp_arrive(k_empty());
+    mask_tile();
+    softmax_.step(s, keep, p_.scale_log2);
+    pin(s);
+    --ring_.steps;
+    barrier_wait(v_full(),
+                 ring_.parity());  // long complete; without it the compiler waits for o_ before the step
+    products_wait<0>();
+    pin(o_);
     warp_arrive(v_empty());
     ++ring_.steps;
+    scale_rows(o_, keep);
+    pack_operand(s, weights);
   }
 
   // Scores of keys that a row does not see become -inf.
-  __device__ __forceinline__ void mask(float (&s)[Shape::kHalf / 2], int j0, int first, DeviceBand band,
+  __device__ __forceinline__ void mask(float (&s)[Shape::kKeys / 2], int j0, int first, DeviceBand band,
                                        int queries, const int32_t* starts) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -322,7 +321,7 @@ class Consumer {
       const int from = keys.begin - j0 - 2 * (lane() % 4);  // in columns of the thread's first
       const unsigned count = max(keys.end - keys.begin, 0);
 #pragma unroll
-      for (int e = 0; e < Shape::kHalf / 2; e += 4) {
+      for (int e = 0; e < Shape::kKeys / 2; e += 4) {
         if (unsigned(2 * e - from) >= count) s[e + 2 * r] = -INFINITY;
         if (unsigned(2 * e + 1 - from) >= count) s[e + 2 * r + 1] = -INFINITY;
       }
@@ -330,8 +329,9 @@ class Consumer {
   }
 
   __device__ __forceinline__ void store(const Item& item) {
-    const DeviceQueries& queries = p_.queries[item.stream];
-    const int i0 = item.i0 + warp_row(), rows = min(16, p_.length - i0);
+    const int stream = item.stream_of(group());
+    const DeviceQueries& queries = p_.queries[stream];
+    const int i0 = item.first(group()) + warp_row() - 64 * group(), rows = min(16, p_.length - i0);
     const int64_t first = int64_t(item.sequence) * p_.length + i0;
     float factor[2];
 #pragma unroll
@@ -351,8 +351,7 @@ class Consumer {
                                     false);
     if (__any_sync(0xFFFFFFFF, not_finite(o_, rows)))
       for (int i = i0; i < i0 + rows; ++i)
-        row_of_o<Shape::kHeadDim>(p_, item.stream, item.sequence, item.head, i,
-                                  QueryRange(p_.document_start + first - i0, item.i0, item.i1));
+        row_of_o<Shape::kHeadDim>(p_, stream, item.sequence, item.head, i, walk_of(p_, item));
   }
 
   const Problem& p_;
@@ -368,7 +367,7 @@ class Consumer {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
-                   const __grid_constant__ HopperSchedule schedule) {
+                   const __grid_constant__ ForwardWork work) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ char memory[];
   char* smem = memory + (1024 - smem_address(memory) % 1024) % 1024;
@@ -392,10 +391,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     give_registers<Shape::kLoadRegisters>();
-    if (threadIdx.x == 0) produce<Shape>(maps, p, schedule, smem);
+    if (threadIdx.x == 0) produce<Shape>(maps, p, work, smem);
   } else {
     take_registers<Shape::kRegisters>();
-    Consumer<Shape>(p, smem).run(schedule);
+    Consumer<Shape>(p, smem).run(work);
   }
 #endif
 }
@@ -403,20 +402,24 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 template <class Shape>
 void launch(const Exec& ex, const Problem& p) {
   ForwardMaps maps{};
-  for (int s = 0; s < p.streams; ++s) maps.q[s] = tile_map(p, p.queries[s].q, p.heads, Shape::kQueries);
+  for (int s = 0; s < p.streams; ++s) maps.q[s] = tile_map(p, p.queries[s].q, p.heads, 64);
   for (int s = 0; s < p.sets; ++s) {
     maps.k[s] = tile_map(p, p.keys[s].k, p.kv_heads, Shape::kKeys);
     maps.v[s] = tile_map(p, p.keys[s].v, p.kv_heads, Shape::kKeys);
   }
   auto* counter = reinterpret_cast<int32_t*>(device_scratch(ex, DeviceSlot::workspace, sizeof(int32_t)));
   SPS_CUDA(cudaMemsetAsync(counter, 0, sizeof(int32_t), stream_of(ex)));
-  const HopperSchedule schedule =
-      make_schedule(p, (p.length + Shape::kQueries - 1) / Shape::kQueries, p.streams * p.group,
-                    int64_t{4} * p.sets * p.head_dim, counter);
+  ForwardWork work;
+  work.paired = p.streams == 2;
+  for (int set = 0; set < p.sets; ++set) work.paired = work.paired && seen_alike(p, set);
+  const int queries = work.paired ? Shape::kQueries / 2 : Shape::kQueries,
+            streams = work.paired ? 1 : p.streams;
+  work.schedule = make_schedule(p, (p.length + queries - 1) / queries, streams * p.group,
+                                int64_t{4} * p.sets * p.head_dim, counter);
   SPS_CUDA(cudaFuncSetAttribute(forward_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 Shape::kBytes));
-  const int blocks = std::min(schedule.items, gpu_info().multiprocessors);
-  forward_kernel<Shape><<<blocks, Shape::kThreads, Shape::kBytes, stream_of(ex)>>>(maps, p, schedule);
+  const int blocks = std::min(work.schedule.items, gpu_info().multiprocessors);
+  forward_kernel<Shape><<<blocks, Shape::kThreads, Shape::kBytes, stream_of(ex)>>>(maps, p, work);
   SPS_LAUNCHED();
 }
 

@@ -31,6 +31,10 @@ struct HopperSchedule {
 // zero.
 CUtensorMap tile_map(const Problem& problem, const DeviceRows& rows, int heads, int box_rows);
 
+// Both streams see about the same keys of the set, so that 64 queries of each make a tile as good as 128 of
+// one.
+bool seen_alike(const Problem& problem, int set);
+
 // `readers` heads for each key head of each sequence, which has `row_bytes` bytes a position to keep in
 // cache.
 HopperSchedule make_schedule(const Problem& problem, int tiles, int readers, int64_t row_bytes,

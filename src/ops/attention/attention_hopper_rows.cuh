@@ -53,19 +53,19 @@ struct WarpRow {
   }
 };
 
-// o and lse of query i, by one warp. The keys go in the blocks in which the tile's queries see them, and
-// weights are rounded as they are there, so that a row is what it would be if the tile were finite.
+// o and lse of query i, by one warp. The keys go in the tiles that the row's tile of queries walks through,
+// and weights are rounded as they are there, so that a row is what it would be if the tile were finite.
 template <int kHeadDim>
 __device__ __forceinline__ void row_of_o(const Problem& p, int stream, int sequence, int head, int i,
-                                         const QueryRange& tile_queries) {
+                                         TileWalk walk) {
   const DeviceQueries& queries = p.queries[stream];
   const int64_t first = int64_t(sequence) * p.length;
   const int lane = hopper::in_place(int(threadIdx.x) % 32);
   WarpRow<kHeadDim> q, k, v, o;
   q.read(queries.q, first + i, head);
   float top = -INFINITY, sum = 0;
-  const auto block = [&](int set, Interval keys, int from) {  // up to 128 keys
-    float scores[4] = {}, most = top;                         // score n of a lane: key from + 32 n + lane
+  const auto block = [&](int set, Interval keys, int from) {
+    float scores[4] = {}, most = top;  // score n of a lane: key from + 32 n + lane
     for (int j = keys.begin; j < keys.end; ++j) {
       k.read(p.keys[set].k, first + j, head / p.group);
       const float score = q.dot(k);
@@ -89,17 +89,10 @@ __device__ __forceinline__ void row_of_o(const Problem& p, int stream, int seque
       o.add(__bfloat162float(__float2bfloat16_rn(weight)), v);
     }
   };
-  for (int set = 0; set < p.sets; ++set) {
-    const Interval keys = visible_keys(queries.band[set], i, p.document_start[first + i]);
-    const TileRange range = tile_range(p, queries.band[set], tile_queries);
-    for (int tile = range.last - 1; tile >= range.first; --tile) {
-      const bool whole = range.all_first <= tile && tile < range.all_last;
-      const int count = whole ? kTileKeys : kTileKeys / 2;
-      for (int from = (tile + 1) * kTileKeys - count; from >= tile * kTileKeys; from -= count) {
-        const Interval own{max(keys.begin, from), min(keys.end, from + count)};
-        if (own.begin < own.end) block(set, own, from);
-      }
-    }
+  for (; walk.more(); walk.next()) {
+    const Interval keys = visible_keys(queries.band[walk.set()], i, p.document_start[first + i]);
+    const Interval own{max(keys.begin, walk.key()), min(keys.end, walk.key() + kTileKeys)};
+    if (own.begin < own.end) block(walk.set(), own, walk.key());
   }
   o.scale(sum == 0 ? 0 : 1 / sum);
   o.write(queries.o, first + i, head, false);

@@ -9,23 +9,74 @@ namespace sps::ops::attention {
 
 constexpr int kTileKeys = 128;
 
-// Tiles of kTileKeys keys of one set, for a range of queries.
+// What both bands show, and what lies between.
+__device__ __forceinline__ DeviceBand hull(DeviceBand a, DeviceBand b) {
+  return {min(a.lo, b.lo), max(a.hi, b.hi)};
+}
+
+// The tiles of kTileKeys keys of one set that a range of queries visits in the backward pass.
 struct TileRange {
-  int first, last;          // those that are visited
-  int all_first, all_last;  // of them, those that every query sees in full
+  int first, last;
 };
 __device__ __forceinline__ TileRange tile_range(const Problem& p, DeviceBand band,
                                                 const QueryRange& queries) {
-  const TileKeys keys = queries.keys(band);
-  TileRange r{0, (p.length + kTileKeys - 1) / kTileKeys, 0, 0};
+  TileRange r{0, (p.length + kTileKeys - 1) / kTileKeys};
   if (p.skip_tiles) {
-    r.first = max(keys.any.begin, 0) / kTileKeys;
-    r.last = band.hi < band.lo ? r.first : max(r.first, (keys.any.end + kTileKeys - 1) / kTileKeys);
+    const Interval any = queries.keys(band).any;
+    r.first = max(any.begin, 0) / kTileKeys;
+    r.last = band.hi < band.lo ? r.first : max(r.first, (any.end + kTileKeys - 1) / kTileKeys);
   }
-  r.all_last = max(r.first, min(max(keys.all.end, 0) / kTileKeys, r.last));
-  r.all_first = min(max((keys.all.begin + kTileKeys - 1) / kTileKeys, r.first), r.all_last);
   return r;
 }
+
+// The tiles of kTileKeys keys that queries of one stream, or of both, visit in the forward pass: set after
+// set, the last tile first. Tiles begin at multiples of kTileKeys; or the last one ends with the last key
+// that is seen, where that makes fewer tiles.
+class TileWalk {
+ public:
+  __device__ __forceinline__ TileWalk(const Problem& p, const QueryRange& queries, int stream, int other)
+      : p_(p), queries_(queries), stream_(stream), other_(other) {
+    enter_set();
+  }
+  __device__ __forceinline__ bool more() const { return set_ < p_.sets; }
+  __device__ __forceinline__ void next(int tiles = 1) {
+    tile_ -= tiles;
+    if (tile_ >= first_) return;
+    ++set_;
+    enter_set();
+  }
+  // How many tiles from this one on hold nothing but keys of `all`.
+  __device__ __forceinline__ int whole(Interval all) const {
+    if (key() + kTileKeys > all.end) return 0;
+    const int begin = max(all.begin - shift_, 0);
+    return max(tile_ - max(first_, tiles(begin)) + 1, 0);
+  }
+  __device__ __forceinline__ int set() const { return set_; }
+  __device__ __forceinline__ int key() const { return tile_ * kTileKeys + shift_; }  // the tile's first
+
+ private:
+  __device__ __forceinline__ void enter_set() {
+    for (; set_ < p_.sets; ++set_) {
+      const DeviceBand band = hull(p_.queries[stream_].band[set_], p_.queries[other_].band[set_]);
+      Interval seen = queries_.keys(band).any;
+      seen.begin = max(seen.begin, 0);
+      if (seen.begin >= seen.end && p_.skip_tiles) continue;
+      shift_ = 0;
+      const int keys = seen.end - seen.begin;
+      if (keys > 0 && tiles(keys) < tiles(seen.end) - seen.begin / kTileKeys)
+        shift_ = seen.end % kTileKeys - kTileKeys;
+      first_ = p_.skip_tiles ? (seen.begin - shift_) / kTileKeys : 0;
+      tile_ = tiles((p_.skip_tiles ? seen.end : p_.length) - shift_) - 1;
+      return;
+    }
+  }
+  static __device__ __forceinline__ int tiles(int keys) { return (keys + kTileKeys - 1) / kTileKeys; }
+
+  const Problem& p_;
+  const QueryRange queries_;
+  const int stream_, other_;
+  int set_ = 0, first_ = 0, tile_ = 0, shift_ = 0;
+};
 
 // Is one of a thread's accumulators, in rows `row` < rows of the warp's 16, infinite or NaN?
 template <int kCount>

@@ -23,13 +23,19 @@ std::vector<AttentionCase> cases(int64_t head_dim, int64_t length) {
   const AttentionCase c{.batch = 2, .length = length, .heads = 2, .kv_heads = 1, .head_dim = head_dim};
   AttentionCase documents = c, three = c;
   documents.document = length / 5;
+  // One set that both streams see alike, one that a single stream sees.
+  AttentionCase mixed = documents;
+  mixed.sets = {true, true, false};
+  mixed.streams = {true, true};
+  mixed.bands[0] = {Band{0, Band::kInf}, Band::none(), Band::none()};
+  mixed.bands[1] = {Band{1, Band::kInf}, Band{0, 64}, Band::none()};
   three.sets = {true, true, true};
   three.streams = {true, true};
   three.bands[0] = {Band{0, 70}, Band{130, Band::kInf}, Band::none()};
   three.bands[1] = {Band{1, Band::kInf}, Band::none(), Band{0, 200}};
-  std::vector<AttentionCase> all{standard(c), sps(c, 64), reverse_sps(documents, 64), free_pause(documents),
-                                 three};
-  const char* names[] = {"standard", "sps(64)", "reverse_sps(64)", "free_pause", "three sets"};
+  std::vector<AttentionCase> all{standard(c),           sps(c, 64), reverse_sps(documents, 64),
+                                 free_pause(documents), three,      mixed};
+  const char* names[] = {"standard", "sps(64)", "reverse_sps(64)", "free_pause", "three sets", "mixed"};
   for (size_t i = 0; i < all.size(); ++i) all[i].name = names[i];
   return all;
 }

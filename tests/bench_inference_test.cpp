@@ -1,0 +1,112 @@
+// sps bench decode and prefill: what they measure is counted from the models, in the order that was asked
+// for.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "base/json.h"
+#include "base/test_files.h"
+#include "infer/step_cost.h"
+#include "program.h"
+#include "train/run_config.h"
+
+namespace sps {
+namespace {
+
+const Arguments& models() {
+  static const Arguments all{"demo_sps_w4_4m", "demo_standard_4m", "demo_free_pause_4m", "vocab=72",
+                             "eot=69"};
+  return all;
+}
+
+nlohmann::json bench(const char* what, const Arguments& more) {
+  const TestDir dir;
+  const Outcome o =
+      run_program(dir.path(), Arguments{"bench", what} + models() + tiny_model() + more +
+                                  Arguments{"--device", "cpu", "--dtype", "f32", "--json", "figures.json"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  // A title, a heading and a line for each model and batch.
+  EXPECT_EQ(lines_of(o.out).size(), 2u + 3 * 2) << o.out;
+  return parse_json(read_text(dir / "figures.json"), what);
+}
+
+Plan plan_of(const std::string& recipe) {
+  return make_plan(resolve(load_run_config(recipe, Arguments{"vocab=72", "eot=69"} + tiny_model()).model));
+}
+
+void rows_are_in_order(const nlohmann::json& j) {
+  ASSERT_EQ(j.at("results").size(), 6u);
+  for (size_t i = 0; i < 6; ++i) {
+    const auto& row = j["results"][i];
+    EXPECT_EQ(row.at("model"), models()[i % 3]);
+    EXPECT_EQ(row.at("batch"), i < 3 ? 1 : 3);
+    EXPECT_EQ(row.contains("error"), false);
+    EXPECT_GT(row.at("over_standard"), 0);
+    if (i % 3 == 1) {
+      EXPECT_EQ(row["over_standard"], 1);
+    }
+    EXPECT_EQ(
+        row["memory_bytes"].at("rings"),
+        i % 3 == 0 ? row["memory_bytes"].at("per_text").get<int64_t>() * row["batch"].get<int64_t>() : 0);
+    // A page of 64 positions for each text.
+    EXPECT_EQ(row["memory_bytes"].at("persistent"),
+              64 * row["batch"].get<int64_t>() * row["memory_bytes"].at("per_position").get<int64_t>());
+  }
+}
+
+TEST(BenchDecode, FiguresOfEveryModelAndBatch) {
+  const auto j = bench("decode", {"--batch", "1,3", "--prompt", "20", "--tokens", "6", "--rounds", "2"});
+  rows_are_in_order(j);
+  EXPECT_EQ(j.at("ceiling"), "memory read");
+  for (const auto& row : j["results"]) {
+    // Five steps follow the first new token: the ids at positions 20 to 24 are read.
+    const std::vector<int64_t> middle(row["batch"].get<size_t>(), 22);
+    const StepBytes bytes = StepTraffic(plan_of(row["model"]), DType::f32).of(middle);
+    EXPECT_EQ(row["bytes_per_step"].at("weights"), bytes.weights);
+    EXPECT_EQ(row["bytes_per_step"].at("keys"), bytes.keys);
+    EXPECT_EQ(row["bytes_per_step"].at("logits"), bytes.logits);
+    EXPECT_LE(row["ms_per_step"].at("low"), row["ms_per_step"].at("median"));
+    EXPECT_LE(row["ms_per_step"].at("median"), row["ms_per_step"].at("high"));
+    EXPECT_GT(row.at("tokens_per_sec"), 0);
+    EXPECT_GT(row.at("decode_tokens_per_sec"), 0);
+    EXPECT_GT(row.at("of_ceiling"), 0);
+  }
+}
+
+TEST(BenchDecode, PromptsInPieces) {
+  // Texts of 20 in pieces of 7: the first one begins to grow while the others still read.
+  const auto j = bench("decode", {"--batch", "1,3", "--prompt", "20", "--tokens", "12", "--rounds", "1",
+                                  "--step-rows", "7", "--no-ceiling"});
+  rows_are_in_order(j);
+  EXPECT_EQ(j.contains("ceiling"), false);
+}
+
+TEST(BenchPrefill, FlopsAreTheDecoders) {
+  const auto j = bench("prefill", {"--batch", "1,3", "--prompt", "20", "--rounds", "1"});
+  rows_are_in_order(j);
+  for (const auto& row : j["results"])
+    EXPECT_EQ(row.at("executed_flops"),
+              row["batch"].get<double>() * decoder_prefill_flops(plan_of(row["model"]), 20).total());
+}
+
+TEST(BenchDecode, MistakesAreOneSentence) {
+  const TestDir dir;
+  const std::array<std::pair<Arguments, const char*>, 6> cases{{
+      {{"layers=2"}, "no model to measure"},
+      {{"demo_nothing_4m"}, "demo_nothing_4m"},
+      {{"demo_standard_4m", "--tokens", "1"}, "--tokens 1: expected 2 or more"},
+      {{"demo_standard_4m", "--prompt", "200", "--tokens", "57"}, "do not fit the model's context of 256"},
+      {{"demo_standard_4m", "--dtype", "f64"}, "the reference is not measured"},
+      {{"demo_standard_4m", "--batch", "0"}, "--batch"},
+  }};
+  for (const auto& [arguments, sentence] : cases) {
+    const Outcome o =
+        run_program(dir.path(), Arguments{"bench", "decode"} + arguments + Arguments{"--device", "cpu"});
+    EXPECT_EQ(o.status, 2) << sentence;
+    EXPECT_PRED2(mentions, o.err, sentence);
+    EXPECT_EQ(lines_of(o.err).size(), 1u) << o.err;
+  }
+}
+
+}  // namespace
+}  // namespace sps
