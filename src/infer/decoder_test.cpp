@@ -88,7 +88,7 @@ TEST_P(DecoderTest, EqualsTheDenseForwardPass) {
         const auto& [text, position] = at;
         const auto& want = dense[text][size_t(position)];
         const double d = relative_difference(logits, want);
-        worst = d <= worst ? worst : d;  // a NaN is kept
+        worst = ops::worse(worst, d);
         squares += std::pow(relative_difference(logits, truth[text][size_t(position)]), 2);
         dense_squares += std::pow(relative_difference(want, truth[text][size_t(position)]), 2);
       }
@@ -173,7 +173,7 @@ TEST(Decoder, LongerTextsOfWiderModels) {
         double worst = 0, squares = 0, count = 0;
         for (const auto& [at, logits] : decode(decoder, {text}, {{0}, {prompt}, 70})) {
           const double d = relative_difference(logits, dense[size_t(at.second)]);
-          worst = d <= worst ? worst : d;
+          worst = ops::worse(worst, d);
           squares += d * d, ++count;
         }
         EXPECT_LE(f32 ? worst : std::sqrt(squares / count), f32 ? 1e-4 : 2e-2)

@@ -64,7 +64,7 @@ inline double relative_difference(const std::vector<double>& a, const std::vecto
   double most = 0, scale = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     const double d = std::abs(a[i] - b[i]);
-    most = d <= most ? most : d;  // a NaN is kept
+    most = ops::worse(most, d);
     scale = std::max(scale, std::abs(b[i]));
   }
   return most / scale;

@@ -186,6 +186,11 @@ inline double relative_error(const Matrix& got, const Matrix& want) {
   return diff == 0 ? 0 : diff / std::max(scale, 1e-30);
 }
 
+// The larger of two differences; a NaN stays.
+inline double worse(double most, double d) {
+  return d > most || std::isnan(d) ? d : most;
+}
+
 // The stated tolerances: f32 keeps 2e-5 of the largest value after a few thousand additions; bf16 results are
 // rounded once to 8 bits (half a unit is 2^-9 of the value) from f32 sums, with one more rounding for each
 // bf16 intermediate.

@@ -223,7 +223,7 @@ double largest_difference(const Outputs& a, const Outputs& b) {
     for (int64_t r = 0; r < a[s]->rows; ++r)
       for (int64_t col = 0; col < a[s]->cols; ++col) {
         const double d = std::abs(a[s].get(r, col) - b[s].get(r, col));
-        most = d <= most ? most : d;  // a NaN is kept
+        most = worse(most, d);
       }
   return most;
 }
