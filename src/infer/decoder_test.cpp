@@ -72,6 +72,7 @@ class DecoderTest : public ModelTest {
 // The bar of the whole room: what decoding gives is what one pass over the text gives, at every position. In
 // bf16 both round to 8 bits a dozen times a block, each in its own way, which these narrow models magnify:
 // there decoding must be as near to the reference as the dense pass is (root mean square over the positions).
+// On a GPU it also rounds probabilities to bf16, which the dense pass does for wider heads only.
 TEST_P(DecoderTest, EqualsTheDenseForwardPass) {
   const auto reference = dense_model(config_, DType::f64);
   std::vector<std::vector<std::vector<double>>> truth;
@@ -93,7 +94,8 @@ TEST_P(DecoderTest, EqualsTheDenseForwardPass) {
         dense_squares += std::pow(relative_difference(want, truth[text][size_t(position)]), 2);
       }
       if (dtype == DType::bf16)
-        EXPECT_LE(std::sqrt(squares), 1.5 * std::sqrt(dense_squares)) << backend.name() << " schedule " << s;
+        EXPECT_LE(std::sqrt(squares), (backend.device == Device::cuda ? 2 : 1.5) * std::sqrt(dense_squares))
+            << backend.name() << " schedule " << s;
       else
         EXPECT_LE(worst, dtype == DType::f64 ? 1e-10 : 1e-4) << backend.name() << " schedule " << s;
     }
@@ -196,8 +198,10 @@ TEST_P(DecoderTest, GraphsChangeNothing) {
       for (Logits& logits : made[graphs]) {
         logits = decode(decoder, texts_, schedules_[1]);
         // Whatever the operations asked for before lies elsewhere now.
+        static size_t bytes = size_t{64} << 20;
+        bytes += size_t{1} << 16;
         for (const DeviceSlot slot : {DeviceSlot::workspace, DeviceSlot::partial, DeviceSlot::counters})
-          device_scratch(open_gpu(), slot, device_scratch_bytes() + 1);
+          device_scratch(open_gpu(), slot, bytes);
       }
     }
     EXPECT_TRUE(made[0][0] == made[1][0] && made[0][1] == made[1][1] && made[0][0] == made[0][1])

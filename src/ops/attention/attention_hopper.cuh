@@ -86,7 +86,6 @@ __device__ __forceinline__ void fence_async_shared() {
 // A walk round a ring of stages, whose barriers complete one phase a round.
 template <int kStages>
 struct Ring {
-  static_assert((kStages & (kStages - 1)) == 0);
   uint32_t steps = 0;
   __device__ __forceinline__ int stage() const { return int(steps % kStages); }
   __device__ __forceinline__ uint32_t parity() const { return steps / kStages % 2; }

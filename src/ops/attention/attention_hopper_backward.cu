@@ -76,12 +76,13 @@ class KeyOwner {
     return reinterpret_cast<const OwnedKeys*>(smem_ + Shape::kTiles)[tiles_.stage()];
   }
   __device__ __forceinline__ const Step& step(uint32_t n) const {
-    return reinterpret_cast<const Step*>(smem_ + Shape::kSteps)[n % 2];
+    return reinterpret_cast<const Step*>(smem_ + Shape::kSteps)[n % Shape::kQStages];
   }
   // Scores of step n.
   __device__ __forceinline__ void multiply_queries(float (&s)[kPairs], uint32_t n) {
-    barrier_wait(base_ + Shape::kQFull + 8 * (n % 2), n / 2 % 2);
-    multiply_keys(s, Shape::kK, Shape::kQ + int(n % 2) * Shape::kQueryTile);
+    const Ring<Shape::kQStages> ring{n};
+    barrier_wait(base_ + Shape::kQFull + 8 * ring.stage(), ring.parity());
+    multiply_keys(s, Shape::kK, Shape::kQ + ring.stage() * Shape::kQueryTile);
   }
   // Where the thread that adds reads about step n. It has read about step n - 2 when dq of step n - 1 is
   // handed over.
@@ -135,7 +136,7 @@ class KeyOwner {
   template <bool kSeen, bool kTurns>
   __device__ __forceinline__ void work(float (&s)[kPairs], float (&dk)[kSums], float (&dv)[kSums], uint32_t n,
                                        bool first, bool more, bool masked) {
-    const uint32_t stage = n % 2, parity = n / 2 % 2;
+    const uint32_t stage = n % 2, parity = n / 2 % 2, q = n % Shape::kQStages;
     const int d_o = Shape::kDo + int(stage) * Shape::kQueryTile;
     uint32_t weights[kPairs / 2], slopes[kPairs / 2];
     barrier_wait(base_ + Shape::kDoFull + 8 * stage, parity);
@@ -143,7 +144,7 @@ class KeyOwner {
       float dp[kPairs];
       multiply_keys(dp, Shape::kV, d_o);
       if (masked) mask(s, n);
-      probabilities(s, stage);
+      probabilities(s, q);
       if constexpr (Shape::kEarly) {
         pack_operand(s, weights);
         add_queries(dv, weights, d_o);
@@ -165,7 +166,7 @@ class KeyOwner {
     if constexpr (kTurns) await_turn();
     if constexpr (kSeen) {
       if constexpr (!Shape::kEarly) add_queries(dv, weights, d_o);
-      add_queries(dk, slopes, Shape::kQ + int(stage) * Shape::kQueryTile);
+      add_queries(dk, slopes, Shape::kQ + int(q) * Shape::kQueryTile);
     }
     barrier_wait(base_ + Shape::kScoresEmpty + 8 * stage, parity ^ 1);
     store_slopes(slopes, stage);
@@ -191,7 +192,7 @@ class KeyOwner {
     if (is_first()) dq_part(n) = step(n).part[group()];
     products_wait<0>();
     pin(s);
-    warp_arrive(base_ + Shape::kQEmpty + 8 * stage);
+    warp_arrive(base_ + Shape::kQEmpty + 8 * q);
   }
 
   // Keys (of the tile at `rows`) times queries.
@@ -236,7 +237,7 @@ class KeyOwner {
 #pragma unroll
       for (int e = 0; e < 32; e += 4) {
         const int at = 32 * part + e;
-        const int2 start = of_queries<int2>(Shape::kStarts, n % 2, at / 4);
+        const int2 start = of_queries<int2>(Shape::kStarts, n % Shape::kQStages, at / 4);
         const Interval a = visible_keys(band, i + 2 * e, start.x),
                        b = visible_keys(band, i + 2 * e + 1, start.y);
 #pragma unroll
@@ -345,9 +346,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       barrier_init(base + Shape::kDqFull + 8 * s, kWarpArrivals * Shape::kWarps / Shape::kGroups);
       barrier_init(base + Shape::kDqEmpty + 8 * s, 1);
     }
-    for (int s = 0; s < Shape::kStages; ++s) {
-      barrier_init(base + Shape::kQFull + 8 * s, 1), barrier_init(base + Shape::kDoFull + 8 * s, 1);
+    for (int s = 0; s < Shape::kQStages; ++s) {
+      barrier_init(base + Shape::kQFull + 8 * s, 1);
       barrier_init(base + Shape::kQEmpty + 8 * s, kWarpArrivals * Shape::kWarps);
+    }
+    for (int s = 0; s < Shape::kDoStages; ++s) {
+      barrier_init(base + Shape::kDoFull + 8 * s, 1);
       barrier_init(base + Shape::kDoEmpty + 8 * s, kWarpArrivals * Shape::kWarps);
     }
     barrier_init_fence();
@@ -460,9 +464,9 @@ void launch_backward(const Exec& ex, const Problem& p) {
 
 void backward_hopper(const Exec& ex, const Problem& p) {
   if (p.batch == 0 || p.length == 0) return;
-  if (p.head_dim == 64) return launch_backward<BackwardShape<64, 128, true, false>>(ex, p);
-  if (p.head_dim == 96) return launch_backward<BackwardShape<96, 64, true, true>>(ex, p);
-  launch_backward<BackwardShape<128, 64, false, false>>(ex, p);
+  if (p.head_dim == 64) return launch_backward<BackwardShape<64, 128, 2, true, false>>(ex, p);
+  if (p.head_dim == 96) return launch_backward<BackwardShape<96, 64, 2, true, true>>(ex, p);
+  launch_backward<BackwardShape<128, 64, 3, false, false>>(ex, p);
 }
 
 }  // namespace sps::ops::attention

@@ -48,9 +48,10 @@ struct Step {
 };
 
 // Shared memory of a block, and the bytes from its start to each part.
-template <int kHeadDim_, int kQueries_, bool kTurns_, bool kEarly_>
+template <int kHeadDim_, int kQueries_, int kQStages_, bool kTurns_, bool kEarly_>
 struct BackwardShape {
-  static constexpr int kHeadDim = kHeadDim_, kQueries = kQueries_, kKeys = kTileKeys, kStages = 2;
+  static constexpr int kHeadDim = kHeadDim_, kQueries = kQueries_, kKeys = kTileKeys;
+  static constexpr int kQStages = kQStages_, kDoStages = 2;
   static constexpr int kGroups = 2, kWarps = 4 * kGroups;  // that compute
   static constexpr int kThreads = (kGroups + 1) * kWarpgroupThreads;
   static constexpr int kLoadRegisters = kHeadDim == 128 ? 24 : 40, kRegisters = kHeadDim == 128 ? 240 : 232;
@@ -68,18 +69,18 @@ struct BackwardShape {
   // Groups issue their products in turns; the product for dv starts before the gradients of scores are made.
   static constexpr bool kTurns = kTurns_, kEarly = kEarly_;
 
-  static constexpr int kK = 0, kV = kKeyTile, kQ = kV + kKeyTile, kDo = kQ + kStages * kQueryTile;
-  static constexpr int kScores = kDo + kStages * kQueryTile, kDq = kScores + 2 * kScoreTile;
+  static constexpr int kK = 0, kV = kKeyTile, kQ = kV + kKeyTile, kDo = kQ + kQStages * kQueryTile;
+  static constexpr int kScores = kDo + kDoStages * kQueryTile, kDq = kScores + 2 * kScoreTile;
   static constexpr int kLse = kDq + kQueryGradient * int(sizeof(float));
-  static constexpr int kStarts = kLse + kStages * kRowBytes, kDelta = kStarts + kStages * kRowBytes;
-  static constexpr int kKvFull = kDelta + kStages * kRowBytes, kKvEmpty = kKvFull + 8;
+  static constexpr int kStarts = kLse + kQStages * kRowBytes, kDelta = kStarts + kQStages * kRowBytes;
+  static constexpr int kKvFull = kDelta + kDoStages * kRowBytes, kKvEmpty = kKvFull + 8;
   static constexpr int kTileFull = kKvEmpty + 8, kTileEmpty = kTileFull + 16;
-  static constexpr int kQFull = kTileEmpty + 16, kQEmpty = kQFull + 8 * kStages;
-  static constexpr int kDoFull = kQEmpty + 8 * kStages, kDoEmpty = kDoFull + 8 * kStages;
-  static constexpr int kScoresFull = kDoEmpty + 8 * kStages, kScoresEmpty = kScoresFull + 16;
+  static constexpr int kQFull = kTileEmpty + 16, kQEmpty = kQFull + 8 * kQStages;
+  static constexpr int kDoFull = kQEmpty + 8 * kQStages, kDoEmpty = kDoFull + 8 * kDoStages;
+  static constexpr int kScoresFull = kDoEmpty + 8 * kDoStages, kScoresEmpty = kScoresFull + 16;
   static constexpr int kDqFull = kScoresEmpty + 16, kDqEmpty = kDqFull + 8 * kGroups;
   static constexpr int kTiles = kDqEmpty + 8 * kGroups, kSteps = kTiles + 2 * int(sizeof(OwnedKeys));
-  static constexpr int kDqSteps = kSteps + kStages * int(sizeof(Step));
+  static constexpr int kDqSteps = kSteps + kQStages * int(sizeof(Step));
   static constexpr int kFound = kDqSteps + 2 * kGroups * int(sizeof(Part));
   static constexpr int kEnd = kFound + 32 * int(sizeof(Step));
   static constexpr int kBytes = kEnd + 1024;  // the start is moved to a multiple of 1024
@@ -102,13 +103,12 @@ __device__ __forceinline__ DeviceBand band_of(const Problem& p, int set, const S
   return hull(p.queries[sharing.stream].band[set], p.queries[sharing.other].band[set]);
 }
 
-// Steps begin .. end - 1 of a sequence visit the key tile.
+// Steps begin .. end - 1 of a sequence have queries that may see keys of the tile.
 template <class Shape>
-__device__ __forceinline__ Interval visits_of(const Problem& p, int set, const Sharing& sharing, int tile,
-                                              const int32_t* starts) {
+__device__ __forceinline__ Interval seen_steps(const Problem& p, int set, const Sharing& sharing, int tile,
+                                               const int32_t* starts) {
   const DeviceBand band = band_of(p, set, sharing);
   const int shift = sharing.shift, steps = ((p.length - 1) >> shift) + 1;
-  if (!p.skip_tiles) return {0, steps};
   const int key = tile * Shape::kKeys, first = (key + band.lo) >> shift;
   if (band.hi < band.lo || key + band.lo >= p.length) return {0, 0};
   // First keys of steps grow; the first one beyond the key tile ends the walk.
@@ -176,43 +176,57 @@ __device__ __forceinline__ Step find_step(const Problem& p, const BackwardWork& 
   return step;
 }
 
-// Loads the queries of a step and what is known of them. Where a step is of two parts a warp does it, every
+// Loads the queries of step n and what is known of them. Where a step is of two parts a warp does it, every
 // copy by a lane of its own; else one lane does.
 template <class Shape>
 __device__ __forceinline__ void load_step(const BackwardMaps& maps, const Problem& p,
-                                          const BackwardWork& work, char* smem,
-                                          const Ring<Shape::kStages>& ring, const Step& step, int sequence,
-                                          int head) {
+                                          const BackwardWork& work, char* smem, uint32_t n, const Step& step,
+                                          int sequence, int head) {
   constexpr bool kTogether = Shape::kParts == 2;
   const int lane = int(threadIdx.x) % kWarp, part = kTogether ? lane % 2 : 0;
   const auto mine = [&](int copy) { return !kTogether || lane / 2 == copy; };
   const bool first = !kTogether || lane == 0;
   const int stream = step.part[part].stream, i0 = step.part[part].i0;
   const int64_t row = p.statistics_of(stream, sequence, head) + i0;
-  const uint32_t base = smem_address(smem), stage = ring.stage(), parity = ring.parity() ^ 1;
-  const uint32_t q_full = base + Shape::kQFull + 8 * stage, do_full = base + Shape::kDoFull + 8 * stage;
-  const uint32_t rows = base + stage * Shape::kRowBytes + part * Shape::kPartBytes;
-  const uint32_t tile = base + stage * Shape::kQueryTile + part * 64 * kChunkRowBytes;
-  barrier_wait(base + Shape::kDoEmpty + 8 * stage, parity);
-  if (first) barrier_expect(do_full, Shape::kQueryTile + Shape::kRowBytes);
-  if (kTogether) __syncwarp();
-  if (mine(0))
-    load_tile<Shape::kHeadDim, 64, Shape::kQueries>(tile + Shape::kDo, &maps.d_o[stream], do_full, head, i0,
-                                                    sequence);
-  if (mine(1)) load_bytes(rows + Shape::kDelta, p.statistics.delta + row, Shape::kPartBytes, do_full);
-  barrier_wait(base + Shape::kQEmpty + 8 * stage, parity);
-  if (first) {
-    reinterpret_cast<Step*>(smem + Shape::kSteps)[stage] = step;
-    barrier_expect(q_full, Shape::kQueryTile + 2 * Shape::kRowBytes);
-  }
-  if (kTogether) __syncwarp();
-  if (mine(0))
-    load_tile<Shape::kHeadDim, 64, Shape::kQueries>(tile + Shape::kQ, &maps.q[stream], q_full, head, i0,
-                                                    sequence);
-  if (mine(1)) load_bytes(rows + Shape::kLse, p.statistics.lse2 + row, Shape::kPartBytes, q_full);
-  if (mine(2))
-    load_bytes(rows + Shape::kStarts, work.starts + sequence * p.statistics.padded + i0, Shape::kPartBytes,
-               q_full);
+  const uint32_t base = smem_address(smem), part_tile = part * 64 * kChunkRowBytes,
+                 part_row = part * Shape::kPartBytes;
+  const auto load_d_o = [&] {
+    const Ring<Shape::kDoStages> ring{n};
+    const uint32_t stage = ring.stage(), full = base + Shape::kDoFull + 8 * stage;
+    barrier_wait(base + Shape::kDoEmpty + 8 * stage, ring.parity() ^ 1);
+    if (first) barrier_expect(full, Shape::kQueryTile + Shape::kRowBytes);
+    if (kTogether) __syncwarp();
+    if (mine(0))
+      load_tile<Shape::kHeadDim, 64, Shape::kQueries>(
+          base + Shape::kDo + stage * Shape::kQueryTile + part_tile, &maps.d_o[stream], full, head, i0,
+          sequence);
+    if (mine(1))
+      load_bytes(base + Shape::kDelta + stage * Shape::kRowBytes + part_row, p.statistics.delta + row,
+                 Shape::kPartBytes, full);
+  };
+  const auto load_q = [&] {
+    const Ring<Shape::kQStages> ring{n};
+    const uint32_t stage = ring.stage(), full = base + Shape::kQFull + 8 * stage;
+    const uint32_t rows = base + stage * Shape::kRowBytes + part_row;
+    barrier_wait(base + Shape::kQEmpty + 8 * stage, ring.parity() ^ 1);
+    if (first) {
+      reinterpret_cast<Step*>(smem + Shape::kSteps)[stage] = step;
+      barrier_expect(full, Shape::kQueryTile + 2 * Shape::kRowBytes);
+    }
+    if (kTogether) __syncwarp();
+    if (mine(0))
+      load_tile<Shape::kHeadDim, 64, Shape::kQueries>(
+          base + Shape::kQ + stage * Shape::kQueryTile + part_tile, &maps.q[stream], full, head, i0,
+          sequence);
+    if (mine(1)) load_bytes(rows + Shape::kLse, p.statistics.lse2 + row, Shape::kPartBytes, full);
+    if (mine(2))
+      load_bytes(rows + Shape::kStarts, work.starts + sequence * p.statistics.padded + i0, Shape::kPartBytes,
+                 full);
+  };
+  // In the order in which their stages come free.
+  if constexpr (Shape::kQStages > Shape::kDoStages) load_q();
+  load_d_o();
+  if constexpr (Shape::kQStages <= Shape::kDoStages) load_q();
 }
 
 // The warp that takes tickets and feeds the ring of query tiles. What there is to know of a step takes longer
@@ -223,7 +237,7 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
   const uint32_t base = smem_address(smem);
   const int lane = int(threadIdx.x) % kWarp;
   auto* found = reinterpret_cast<Step*>(smem + Shape::kFound);
-  Ring<Shape::kStages> ring;
+  uint32_t number = 0;  // of steps before
 #pragma unroll 1
   for (Ring<2> tiles;; ++tiles.steps) {
     int ticket = lane == 0 ? atomicAdd(work.schedule.counter, 1) : 0;
@@ -243,13 +257,16 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
     OwnedKeys keys{0, set, key_head / p.kv_heads, key_head % p.kv_heads, place_tile % work.key_tiles};
     const int32_t* starts = p.document_start + int64_t(keys.sequence) * p.length;
     const int passes = sharing_of<Shape>(work, set, 0).other == 1 ? 1 : p.streams;
-    Interval visits[kMaxQueryStreams];
+    const int all = ((p.length - 1) >> sharing_of<Shape>(work, set, 0).shift) + 1;  // steps of a sequence
+    const auto visit_of = [&](Interval seen) { return p.skip_tiles ? seen : Interval{0, all}; };
+    Interval seen_in[kMaxQueryStreams];
 #pragma unroll
     for (int pass = 0; pass < kMaxQueryStreams; ++pass) {
-      visits[pass] = {0, 0};
-      if (pass < passes)
-        visits[pass] = visits_of<Shape>(p, set, sharing_of<Shape>(work, set, pass), keys.tile, starts);
-      keys.steps += max(0, visits[pass].end - visits[pass].begin) * p.group;
+      seen_in[pass] = {0, 0};
+      if (pass >= passes) continue;
+      seen_in[pass] = seen_steps<Shape>(p, set, sharing_of<Shape>(work, set, pass), keys.tile, starts);
+      const Interval visit = visit_of(seen_in[pass]);
+      keys.steps += max(0, visit.end - visit.begin) * p.group;
     }
     if (lane == 0) {
       shown = keys;
@@ -258,7 +275,7 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       const Sharing sharing = sharing_of<Shape>(work, set, pass);
-      const Interval visit = pass == 0 ? visits[0] : visits[1];
+      const Interval seen = pass == 0 ? seen_in[0] : seen_in[1], visit = visit_of(seen);
 #pragma unroll 1
       for (int head = keys.head * p.group; head < (keys.head + 1) * p.group; ++head)
 #pragma unroll 1
@@ -266,20 +283,21 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
           const int count = min(kWarp, visit.end - n);
           // Of three in a narrow band the first is seen by one group's keys alone, the last by the other's:
           // side by side they take the time of one.
-          const int nth = count == 3 && lane > 0 ? 3 - lane : lane;
-          const int mine = min(max(n + nth, visit.begin), visit.end - 1);
+          int mine = min(n + lane, visit.end - 1);
+          if (seen.end - seen.begin == 3 && mine > seen.begin && mine < seen.end)
+            mine = seen.begin + seen.end - mine;
           const Step step = find_step<Shape>(p, work, keys, place, sharing, head, mine << sharing.shift);
           if constexpr (Shape::kParts == 2) {
             __syncwarp();
             found[lane] = step;
             __syncwarp();
 #pragma unroll 1
-            for (int at = 0; at < count; ++at, ++ring.steps)
-              load_step<Shape>(maps, p, work, smem, ring, found[at], keys.sequence, head);
+            for (int at = 0; at < count; ++at, ++number)
+              load_step<Shape>(maps, p, work, smem, number, found[at], keys.sequence, head);
           } else {
 #pragma unroll 1
-            for (int at = 0; at < count; ++at, ++ring.steps) {
-              if (lane == at) load_step<Shape>(maps, p, work, smem, ring, step, keys.sequence, head);
+            for (int at = 0; at < count; ++at, ++number) {
+              if (lane == at) load_step<Shape>(maps, p, work, smem, number, step, keys.sequence, head);
               __syncwarp();
             }
           }
