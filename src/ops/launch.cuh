@@ -74,6 +74,9 @@ void launch_behind(const Exec& ex, const LaunchShape& shape, void (*kernel)(Para
     a.id = cudaLaunchAttributeClusterDimension;
     a.val.clusterDim.x = shape.cluster, a.val.clusterDim.y = a.val.clusterDim.z = 1;
   }
+  // All alike: a multiprocessor cannot run two kernels side by side that want its memory cut differently.
+  SPS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                cudaSharedmemCarveoutMaxShared));
   if (shape.shared > 48 * 1024)
     SPS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared)));
   SPS_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));

@@ -114,11 +114,11 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
   const int first_tile = int(blockIdx.x) / blocks, tile_step = int(gridDim.x) / blocks;
   const int first_k = rank * kPartWarps * p.part_chunks * kChunk<T>;  // of the block
 
-  // The weights that are asked for next: a chunk, and the lane's bytes of it.
+  // The weights that are asked for next: the lane's bytes of a chunk. Nothing is read where k is at its
+  // limit.
   const int lane_k = first_k + part_warp * p.part_chunks * kChunk<T> + lane % 4 * kPerVector;
-  int ask_tile = first_tile, ask_chunk = 0;
-  const T* from = p.w;
-  bool feature_exists = false;
+  int ask_tile = first_tile, ask_chunk = 0, ask_k = 0, limit = 0;
+  const T* from = nullptr;
   const auto enter_tile = [&] {
     int feature, row;
     if (kFeatureWarps > 1 && p.end == DecodeEnd::swiglu) {
@@ -128,22 +128,21 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
     } else {
       feature = row = (ask_tile * kFeatureWarps + feature_warp) * kFeatures + lane / 4;
     }
-    feature_exists = ask_tile < p.tiles && feature < p.outputs;
-    from = p.w + (feature_exists ? row * p.w_stride : 0);
+    limit = feature < p.outputs ? p.k : 0;
+    from = p.w + row * p.w_stride + lane_k;
+    ask_chunk = 0, ask_k = lane_k;
   };
   const auto place = [&](int slot, int half) {
     return shared + ((slot * 2 + half) * kThreads + tid) * kVectorBytes;
   };
   const auto ask = [&](int slot) {
     if (ask_tile < p.tiles) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int k = lane_k + ask_chunk * kChunk<T> + half * (kChunk<T> / 2);
-        const bool valid = feature_exists && k < p.k;
-        copy_async_stream(place(slot, half), valid ? from + k : p.w, valid);
-      }
+      constexpr int kBehind = kChunk<T> / 2;
+      copy_async_stream(place(slot, 0), from, ask_k < limit);
+      copy_async_stream(place(slot, 1), from + kBehind, ask_k + kBehind < limit);
+      from += kChunk<T>, ask_k += kChunk<T>;
       if (++ask_chunk == p.part_chunks) {
-        ask_chunk = 0, ask_tile += tile_step;
+        ask_tile += tile_step;
         enter_tile();
       }
     }
@@ -155,8 +154,6 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
   copy_async_group();
 #pragma unroll
   for (int slot = 0; slot < kDepth; ++slot) ask(slot);
-  copy_async_wait_groups<kDepth>();  // the gain
-  __syncthreads();
 
   wait_for_previous();
 
@@ -187,6 +184,8 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
     stage(static_cast<const T*>(p.x) + first_k, columns / kPerVector, p.k - first_k);
   } else {
     stage(static_cast<const float*>(p.x), p.k / 4, p.k);
+    copy_async_wait_groups<kDepth>();  // the gain
+    __syncthreads();
     for (int r = warp; r < p.rows; r += kThreads / kWarp) {
       unsigned char* const row = x_rows + r * row_bytes;
       norm_row([&](int c) { return *(reinterpret_cast<const float4*>(row) + c / 4); }, gain, p.eps, p.k,

@@ -141,7 +141,7 @@ __device__ Summary summarise(const Row& row, int begin, int end, bool wants_sum)
 
 // The blocks' summaries as one, in every block.
 __device__ Summary summary_of_cluster(Summary own) {
-  __shared__ alignas(16) float mine[kSummaryWords], all[kCluster][kSummaryWords];
+  __shared__ __align__(16) float mine[kSummaryWords], all[kCluster][kSummaryWords];
   const unsigned blocks = cluster_blocks();
   if (threadIdx.x == 0) *reinterpret_cast<Summary*>(mine) = own;
   cluster_barrier();
