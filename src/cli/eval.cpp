@@ -4,6 +4,7 @@
 #include "base/threads.h"
 #include "cli/cli.h"
 #include "data/data_tokenizer.h"
+#include "infer/int8_weights.h"
 #include "model/load.h"
 #include "score/score.h"
 
@@ -12,7 +13,7 @@ namespace sps {
 namespace {
 
 struct EvalArguments {
-  std::string checkpoint, data, split = "val", dtype = "auto", device = "auto";
+  std::string checkpoint, data, split = "val", dtype = "auto", weights, device = "auto";
   int64_t tokens = 0, batch = 8;
   int threads = 0;
   bool json = false;
@@ -36,6 +37,7 @@ void eval(const EvalArguments& args) {
   const Device device = compute_device(args.device);
   const DType dtype = compute_dtype(args.dtype, device);
   const LoadedModel loaded = load_model(path, dtype, args.batch * config.context, device);
+  if (args.weights == "int8") round_to_int8(loaded.model->parameters(), loaded.model->store());
   std::unique_ptr<Tokenizer> tokenizer;
   if (file.meta()) {
     if (file.meta()->eot != config.eot || file.meta()->vocab_size > config.vocab)
@@ -56,6 +58,7 @@ void eval(const EvalArguments& args) {
                            {"data", args.data},
                            {"split", args.split},
                            {"dtype", dtype_name(dtype)},
+                           {"weights", args.weights.empty() ? std::string(dtype_name(dtype)) : args.weights},
                            {"context", config.context},
                            {"windows", windows.count()},
                            {"scored", score.scored},
@@ -81,6 +84,9 @@ void add_eval(CLI::App& app) {
   cmd->add_option("--tokens", args->tokens, "Positions to score; 0 = all")->capture_default_str();
   cmd->add_option("--batch", args->batch, "Windows per pass")->capture_default_str();
   cmd->add_option("--dtype", args->dtype, "auto, bf16, f32, f64")->capture_default_str();
+  cmd->add_option("--weights", args->weights,
+                  "int8: as 8 bits hold them, to see what that costs; otherwise as dtype")
+      ->check(CLI::IsMember({"int8"}));
   cmd->add_option("--device", args->device, "auto (a GPU if there is one), cpu, cuda")->capture_default_str();
   cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
   cmd->add_flag("--json", args->json, "Print one JSON object");

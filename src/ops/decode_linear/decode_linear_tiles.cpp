@@ -6,11 +6,10 @@
 #ifdef SPS_AMX
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/threads.h"
+#include "ops/decode_linear/few_rows.h"
 #include "ops/linear/row_product.h"
-#include "ops/linear/transpose.h"
 #include "tensor/arena.h"
 
 namespace sps::ops {
@@ -19,95 +18,8 @@ namespace {
 
 using namespace tiles;
 
-constexpr int64_t kChunk = 256;   // rows of x that are laid out at once: they stay in the second-level cache
-constexpr int64_t kAhead = 32;    // cache lines of the next weights asked for at each step
-constexpr int64_t kPieces = 128;  // most pieces of work
-
-// A piece asks for the weights behind those that it multiplies, but knows nothing of the next piece, which
-// may be another thread's. A beginning without foresight costs as much as several hundred lines, so where
-// each weight is used once there are few pieces. No number depends on the piece that it is made in: here
-// threads may be counted.
-int64_t pieces_for(int64_t panels) {
-  return panels > 1 ? kPieces : std::clamp<int64_t>(4 * thread_count(), 8, kPieces);
-}
-
-// With up to 16 rows of x, one tile is as wide as there are rows, and x lies in it as [k / 2][rows] pairs:
-// next to nothing to lay out, where 32 columns of mostly zeros would be made by one thread and fetched by
-// all.
-constexpr int64_t kFew = 16;
-
-class FewRowsSession {
- public:
-  explicit FewRowsSession(int64_t rows) {
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } config;
-    for (const int tile : {0, 2, 4, 5, 6}) {
-      config.row_bytes[tile] = uint16_t(tile == 4 || tile == 5 ? 64 : 4 * rows);
-      config.rows[tile] = 16;
-    }
-    asm volatile("" : : "r"(&config) : "memory");
-    _tile_loadconfig(&config);
-  }
-  ~FewRowsSession() { _tile_release(); }
-  FewRowsSession(const FewRowsSession&) = delete;
-  FewRowsSession& operator=(const FewRowsSession&) = delete;
-};
-
-// to [steps * 16, rows] pairs of neighbours along k, zeros behind the last.
-void lay_out_few(Tensor x, int64_t steps, bf16* to) {
-  const int64_t pairs = x.cols / 2;
-  for (int64_t r = 0; r < x.rows; ++r) {
-    const bf16* from = x.row<bf16>(r);
-    for (int64_t i = 0; i < pairs; ++i)
-      std::memcpy(to + 2 * (i * x.rows + r), from + 2 * i, 2 * sizeof(bf16));
-    for (int64_t i = 2 * pairs; i < steps * kSide; ++i)
-      to[2 * (i / 2 * x.rows + r) + i % 2] = i < x.cols ? from[i] : bf16(0.0F);
-  }
-}
-
-// As multiply, with a panel of lay_out_few: the first and third tile of sums alone, in rows of 16.
-template <class EachStep>
-[[gnu::always_inline]] inline void multiply_few(RowsOfA a, const bf16* panel, int64_t rows, int64_t steps,
-                                                float* sum, bool add, EachStep&& each_step) {
-  asm volatile("" : : : "memory");  // the tile loads do not tell the compiler that they read memory
-  if (add) {
-    _tile_loadd(0, sum, 64);
-    _tile_loadd(2, sum + 2 * kSumTile, 64);
-  } else {
-    _tile_zero(0);
-    _tile_zero(2);
-  }
-  for (int64_t s = 0; s < steps; ++s, a.data += a.step, panel += kSide * rows) {
-    _tile_loadd(4, a.data, a.stride * 2);
-    _tile_loadd(6, panel, 4 * rows);
-    _tile_loadd(5, a.data + a.second, a.stride * 2);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(2, 5, 6);
-    each_step();
-  }
-  _tile_stored(0, sum, 64);
-  _tile_stored(2, sum + 2 * kSumTile, 64);
-  asm volatile("" : : : "memory");
-}
-
-template <class Y>
-void store(const float* sums, Tensor y, int64_t row, int64_t col) {
-  alignas(64) float turned[kSumTile];
-  for (int64_t i = 0; i < 2; ++i) {
-    const int64_t cols = std::min<int64_t>(16, y.cols - col - 16 * i);
-    for (int64_t j = 0; j < 2; ++j) {
-      const int64_t from = row + 16 * j, rows = std::min<int64_t>(16, y.rows - from);
-      if (rows <= 0 || cols <= 0) continue;
-      transpose_block(sums + (2 * i + j) * kSumTile, 16, turned, 16);
-      for (int64_t r = 0; r < rows; ++r)
-        store_lanes(y.row<Y>(from + r) + col + 16 * i, load_lanes(turned + 16 * r, AllLanes{}),
-                    __mmask16((1U << cols) - 1));
-    }
-  }
-}
+constexpr int64_t kChunk = 256;  // rows of x that are laid out at once: they stay in the second-level cache
+constexpr int64_t kAhead = 32;   // cache lines of the next weights asked for at each step
 
 // Up to kChunk rows; up to kFew if `Few`.
 template <bool Few>
@@ -157,16 +69,24 @@ void chunk_of_rows(Tensor x, Tensor w, Tensor y) {
       RowPrefetch ahead = rows_of(unit + 1);
       for (int64_t p = 0; p < panels; ++p) {
         const bf16* panel = x_panels + p * panel_size;
-        const auto product = [&](RowsOfA a, const bf16* b, int64_t count, bool add) {
-          const auto each_step = [&] { ahead.some(kAhead); };
-          if (count == 0) return;
-          if constexpr (Few)
-            multiply_few(a, b, x.rows, count, sums, add, each_step);
-          else
-            multiply(a, b, count, sums, add, each_step);
-        };
-        product({from, stride, 16 * stride, kSide}, panel, direct, false);
-        product({padded, kSide, 16 * kSide, kSide}, panel + direct * panel_step, steps - direct, direct > 0);
+        const bf16* behind = panel + direct * panel_step;  // what the padded rows are multiplied with
+        tile_barrier();
+        if constexpr (Few) {
+          start_few();
+          for (int64_t s = 0; s < direct; ++s) {
+            step_few(from + s * kSide, stride, 16 * stride, panel + s * panel_step, x.rows);
+            ahead.some(kAhead);
+          }
+          if (direct < steps) step_few(padded, kSide, 16 * kSide, behind, x.rows);
+          finish_few(sums);
+          tile_barrier();
+        } else {
+          if (direct > 0)
+            multiply({from, stride, 16 * stride, kSide}, panel, direct, sums, false,
+                     [&] { ahead.some(kAhead); });
+          if (direct < steps)
+            multiply({padded, kSide, 16 * kSide, kSide}, behind, 1, sums, direct > 0, [] {});
+        }
         if (y.dtype == DType::bf16)
           store<bf16>(sums, y, p * kSide, col);
         else

@@ -6,8 +6,9 @@
 
 #include "base/threads.h"
 #include "ops/decode_linear/decode_linear.h"
+#include "ops/int8_linear/int8_linear_kernels.h"
+#include "ops/linear/tiles.h"
 #include "ops/rowwise.h"
-#include "ops/vec.h"
 #include "tensor/arena.h"
 
 namespace sps::ops {
@@ -37,28 +38,10 @@ void quantize_row(const T* w, int64_t n, int8_t* values, bf16* scales) {
   }
 }
 
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-template <class T>
-void dequantize_whole_group(const int8_t* values, float scale, T* to) {
-  for (int64_t i = 0; i < kInt8Group; i += kLanes) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values + i));
-    store_lanes(to + i, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)) * scale, AllLanes{});
-  }
-}
-#else
-template <class T>
-void dequantize_whole_group(const int8_t* values, float scale, T* to) {
-  for (int64_t i = 0; i < kInt8Group; ++i) to[i] = from_f32<T>(float(values[i]) * scale);
-}
-#endif
-void dequantize_whole_group(const int8_t* values, float scale, double* to) {
-  for (int64_t i = 0; i < kInt8Group; ++i) to[i] = double(values[i]) * double(scale);
-}
-
 template <class T>
 void dequantize_row(const int8_t* values, const bf16* scales, int64_t n, T* to) {
   int64_t i = 0;
-  for (; i + kInt8Group <= n; i += kInt8Group) dequantize_whole_group(values + i, float(*scales++), to + i);
+  for (; i + kInt8Group <= n; i += kInt8Group) dequantize_group(values + i, float(*scales++), to + i);
   for (; i < n; ++i) to[i] = T(float(values[i]) * float(*scales));
 }
 
@@ -119,6 +102,9 @@ void int8_linear(const Exec& ex, Tensor x, const Int8Matrix& w, Tensor y) {
     }
     return;
   }
+#ifdef SPS_AMX
+  if (x.dtype == DType::bf16 && tiles::usable()) return int8_linear_on_tiles(x, w, y);
+#endif
   const int64_t units = (w.rows + kUnit - 1) / kUnit;
   // No number depends on the piece that it is made in, so threads may be counted.
   const int64_t pieces = std::clamp<int64_t>(4 * thread_count(), 8, kPieces);

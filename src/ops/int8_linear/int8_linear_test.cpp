@@ -100,7 +100,7 @@ void is_the_product(DType act) {
     for (const DType out : {DType::f32, act}) {
       if (act == DType::f64 && out != act) continue;
       Matrix want(out, s.rows, s.out);
-      decode_linear({}, x, q.read(act), want);
+      decode_linear({}, Tensor(x), q.read(act), want);
       for (const int threads : {1, 2}) {
         set_thread_count(threads);
         Matrix y(out, s.rows, s.out, s.out + 2);
