@@ -203,12 +203,32 @@ inline void for_lanes(int64_t n, Body&& body) {
   for (int64_t i = 0; i < n; ++i) body(i, AllLanes{});
 }
 
+// v itself, which no compiler fuses into the sum that takes it.
+inline Lanes rounded(Lanes v) {
+#if __has_builtin(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(v);
+#elif __has_builtin(__arithmetic_fence)
+  return __arithmetic_fence(v);
+#else
+  return v;
+#endif
+}
+
+// In sixteen sums, whatever the width of the vectors that the compiler chooses for the term: it chooses by
+// the types in it, and the same numbers must give the same sum wherever they are added up.
 template <class Term>
 inline float sum_lanes(int64_t n, Term&& term) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += term(i, AllLanes{});
-  return sum;
+  constexpr int64_t kSums = 16;
+  float sums[kSums] = {};
+  int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+#pragma omp simd
+    for (int64_t j = 0; j < kSums; ++j) sums[j] += rounded(term(i + j, AllLanes{}));
+  }
+  for (int64_t j = 0; i < n; ++i, ++j) sums[j] += rounded(term(i, AllLanes{}));
+  for (int64_t half = kSums / 2; half > 0; half /= 2)
+    for (int64_t j = 0; j < half; ++j) sums[j] += sums[j + half];
+  return sums[0];
 }
 
 #endif
