@@ -12,6 +12,7 @@
 #include "model/load.h"
 #include "program.h"
 #include "score/model_input.h"
+#include "tensor/device.h"
 #include "tokenizer/test_score_bpe.h"
 
 namespace sps {
@@ -193,18 +194,28 @@ class Stories : public testing::TestWithParam<std::string> {
   TestDir dir_;
 };
 
+// Names of --device: a GPU too where there is one.
+std::vector<std::string> device_names() {
+  return gpu_count() > 0 ? std::vector<std::string>{"cpu", "cuda"} : std::vector<std::string>{"cpu"};
+}
+
 TEST_P(Stories, TellsItsStoryWordForWord) {
-  const Outcome o = run_program(
-      dir_.path(), {"generate", "model", "--tokens", "256", "--temperature", "0", "--dtype", "f32"});
-  EXPECT_EQ(o.status, 0) << o.err;
-  EXPECT_EQ(o.out, read_text(folder() / "expected_greedy_run_c.txt"));
+  for (const std::string& device : device_names()) {
+    const Outcome o = run_program(dir_.path(), {"generate", "model", "--tokens", "256", "--temperature", "0",
+                                                "--dtype", "f32", "--device", device});
+    EXPECT_EQ(o.status, 0) << o.err;
+    EXPECT_EQ(o.out, read_text(folder() / "expected_greedy_run_c.txt")) << device;
+  }
 }
 
 TEST_P(Stories, HasTheLossesAndLogitsOfTheReference) {
   const auto reference = parse_json(read_text(folder() / "reference.json"), "reference.json");
   const auto tokenizer = make_tokenizer((dir_ / "model/tokenizer.json").string());
-  const LoadedModel loaded = load_model(dir_ / "model", DType::f32);
-  const ModelConfig& c = loaded.model->config();
+  std::vector<LoadedModel> loaded;
+  for (const std::string& device : device_names())
+    loaded.push_back(
+        load_model(dir_ / "model", DType::f32, 0, device == "cuda" ? Device::cuda : Device::cpu));
+  const ModelConfig& c = loaded[0].model->config();
   EXPECT_EQ(c.state.kv_heads, 4);
   size_t cases = 0;
   for (const auto& one : reference.at("cases")) {
@@ -217,27 +228,32 @@ TEST_P(Stories, HasTheLossesAndLogitsOfTheReference) {
     }
     EXPECT_EQ(tokenizer->decode(ids), one.at("text").get<std::string>());
 
-    Batch batch;
-    batch.fill(ids, int64_t(ids.size()) - 1, special_ids(c));
-    std::vector<double> nll(ids.size() - 1);
-    loaded.model->evaluate(model_input(batch), nll);
-    for (size_t i = 0; i < nll.size(); ++i) EXPECT_NEAR(nll[i], one.at("nll")[i].get<double>(), 1e-4);
-    std::vector<float> logits(static_cast<size_t>(c.vocab));
     auto with_next = ids;
     with_next.push_back(0);
-    batch.fill(with_next, int64_t(ids.size()), special_ids(c));
     const auto last = int32_t(ids.size()) - 1;
-    loaded.model->logits(model_input(batch), std::span(&last, 1), view(logits.data(), 1, c.vocab));
-    for (size_t i = 0; i < logits.size(); ++i)
-      EXPECT_NEAR(logits[i], one.at("last_logits")[i].get<double>(), 1e-4);
+    for (const LoadedModel& there : loaded) {
+      Batch batch;
+      batch.fill(ids, last, special_ids(c));
+      std::vector<double> nll(static_cast<size_t>(last));
+      there.model->evaluate(model_input(batch), nll);
+      for (size_t i = 0; i < nll.size(); ++i) EXPECT_NEAR(nll[i], one.at("nll")[i].get<double>(), 1e-4);
+      std::vector<float> logits(static_cast<size_t>(c.vocab));
+      batch.fill(with_next, last + 1, special_ids(c));
+      there.model->logits(model_input(batch), std::span(&last, 1), view(logits.data(), 1, c.vocab));
+      for (size_t i = 0; i < logits.size(); ++i)
+        EXPECT_NEAR(logits[i], one.at("last_logits")[i].get<double>(), 1e-4);
+    }
 
     // The same through the program: one window of this text.
     const std::string name = fmt::format("case-{}", cases++);
     const fs::path file = write_ids(dir_, name + ".bin", ids);
     convert(name, {"--context", std::to_string(ids.size() - 1)});
-    const auto scored = json_of(dir_, {"eval", name, "--data", file.string(), "--dtype", "f32"});
-    EXPECT_EQ(scored.at("scored"), ids.size() - 1);
-    EXPECT_NEAR(scored.at("nats_per_token").get<double>(), one.at("mean_nll").get<double>(), 1e-4);
+    for (const std::string& device : device_names()) {
+      const auto scored =
+          json_of(dir_, {"eval", name, "--data", file.string(), "--dtype", "f32", "--device", device});
+      EXPECT_EQ(scored.at("scored"), ids.size() - 1);
+      EXPECT_NEAR(scored.at("nats_per_token").get<double>(), one.at("mean_nll").get<double>(), 1e-4);
+    }
   }
   EXPECT_EQ(cases, 4u);
 }
