@@ -12,7 +12,7 @@ BenchSubject::BenchSubject(const std::string& source, const std::vector<std::str
   if (std::filesystem::is_directory(source)) {
     if (!overrides.empty())
       usage_error("{} is a checkpoint, whose model is settled: '{}' cannot be set", source, overrides[0]);
-    model_ = std::move(load_model(source, dtype, 1, device).model);
+    model_ = std::move(load_model(source, dtype, 1, device, Masters::needed).model);
     config_ = model_->config();
     return;
   }
@@ -22,7 +22,7 @@ BenchSubject::BenchSubject(const std::string& source, const std::vector<std::str
     if (const auto meta = read_token_meta(run.data.dir)) adopt_vocabulary(*meta, run.data.dir, run.model);
   config_ = resolve(run.model);
   parameters_ = describe_parameters(config_);
-  store_ = std::make_unique<ParameterStore>(parameters_.list, dtype, false, device);
+  store_ = std::make_unique<ParameterStore>(parameters_.list, dtype, false, device, Masters::needed);
   store_->initialise(uint64_t(run.train.seed));
 }
 

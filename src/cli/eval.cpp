@@ -36,7 +36,8 @@ void eval(const EvalArguments& args) {
   const ModelConfig config = checkpoint_model_config(load_checkpoint(path, CheckpointParts::weights));
   const Device device = compute_device(args.device);
   const DType dtype = compute_dtype(args.dtype, device);
-  const LoadedModel loaded = load_model(path, dtype, args.batch * config.context, device);
+  const LoadedModel loaded = load_model(path, dtype, args.batch * config.context, device,
+                                        args.weights == "int8" ? Masters::all : Masters::needed);
   if (args.weights == "int8") round_to_int8(loaded.model->parameters(), loaded.model->store());
   std::unique_ptr<Tokenizer> tokenizer;
   if (file.meta()) {

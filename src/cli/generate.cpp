@@ -189,7 +189,7 @@ void run_generate(GenerateArguments& args) {
   const Device device = compute_device(args.device);
   const DType dtype = compute_dtype(args.dtype, device);
   // The engine brings its own memory: no text passes through the model.
-  LoadedModel loaded = load_model(args.checkpoint, dtype, 1, device);
+  LoadedModel loaded = load_model(args.checkpoint, dtype, 1, device, Masters::needed);
   const ModelConfig& c = loaded.model->config();
   const auto tokenizer = tokenizer_for(args.tokenizer, loaded);
   args.options.ids = tokenizer->vocab_size();

@@ -186,6 +186,29 @@ TEST(Decoder, LongerTextsOfWiderModels) {
 }
 
 // Batches that grow and shrink, so that counts of rows come again; scratch that has moved in between.
+// Without the master weights that products alone read, one pass over a text and decoding are what they were.
+TEST_P(DecoderTest, MastersThatProductsAloneReadAreNotMissed) {
+  for (const Device device : ops::test_devices()) {
+    size_t bytes[2];
+    std::vector<std::vector<double>> dense[2];
+    Logits decoded[2];
+    for (const Masters masters : {Masters::all, Masters::needed}) {
+      const auto n = size_t(masters);
+      ModelOptions options;
+      options.compute = DType::bf16, options.max_rows = config_.context, options.train = false;
+      options.device = device, options.masters = masters;
+      Model model(config_, options);
+      model.store().initialise(3);
+      bytes[n] = model.store().bytes();
+      dense[n] = dense_logits(model, texts_[0]);
+      Decoder decoder(config_, model.parameters(), model.store(), small());
+      decoded[n] = decode(decoder, texts_, schedules_[1]);
+    }
+    EXPECT_TRUE(dense[0] == dense[1] && decoded[0] == decoded[1]);
+    EXPECT_LT(bytes[1], bytes[0]);
+  }
+}
+
 TEST_P(DecoderTest, GraphsChangeNothing) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   for (const DType dtype : {DType::f32, DType::bf16}) {

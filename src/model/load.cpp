@@ -38,12 +38,16 @@ DType compute_dtype(std::string_view name, Device device) {
 
 std::vector<NamedTensor> named_weights(const ModelParameters& parameters, const ParameterStore& store) {
   std::vector<NamedTensor> tensors;
-  for (size_t i = 0; i < parameters.list.size(); ++i)
-    tensors.push_back({parameters.list[i].name, parameters.list[i].shape, store.weight(int(i))});
+  for (size_t i = 0; i < parameters.list.size(); ++i) {
+    const Tensor master = store.weight(int(i));
+    tensors.push_back(
+        {parameters.list[i].name, parameters.list[i].shape, master ? master : store.rounded(int(i))});
+  }
   return tensors;
 }
 
-LoadedModel load_model(const std::filesystem::path& path, DType compute, int64_t max_rows, Device device) {
+LoadedModel load_model(const std::filesystem::path& path, DType compute, int64_t max_rows, Device device,
+                       Masters masters) {
   LoadedModel loaded{load_checkpoint(find_checkpoint(path), CheckpointParts::weights), nullptr};
   const ModelConfig config = checkpoint_model_config(loaded.checkpoint);
   ModelOptions options;
@@ -51,6 +55,7 @@ LoadedModel load_model(const std::filesystem::path& path, DType compute, int64_t
   options.max_rows = max_rows > 0 ? max_rows : config.context;
   options.train = false;
   options.device = device;
+  options.masters = masters;
   loaded.model = std::make_unique<Model>(config, options);
   read_into(loaded.checkpoint.weights, named_weights(loaded.model->parameters(), loaded.model->store()));
   loaded.model->store().round();

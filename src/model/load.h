@@ -30,8 +30,8 @@ struct LoadedModel {
 };
 
 // `path`: a checkpoint, or a run directory (its latest checkpoint). Forward only, up to max_rows rows a pass;
-// 0 takes one window of the model's context.
+// 0 takes one window of the model's context. Masters::needed takes a third of the memory in bf16.
 LoadedModel load_model(const std::filesystem::path& path, DType compute, int64_t max_rows = 0,
-                       Device device = Device::cpu);
+                       Device device = Device::cpu, Masters masters = Masters::all);
 
 }  // namespace sps

@@ -51,7 +51,7 @@ MemoryPlan plan_memory(const ModelConfig& config, const ModelOptions& o) {
   };
   MemoryPlan m;
   m.weights = arena_bytes([&](Arena& arena) {
-    arena.take(master, 1, params.count());
+    arena.take(master, 1, held_masters(params.list, o.compute, o.train, o.masters));
     if (o.compute == DType::bf16) arena.take(DType::bf16, 1, params.count());
   });
   if (o.train) {

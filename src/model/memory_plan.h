@@ -19,6 +19,7 @@ struct ModelOptions {
   bool skip_tiles = true;      // see AttentionShape
   Freeze freeze = {};          // leaves out the state tower's backward pass
   Device device = Device::cpu;
+  Masters masters = Masters::all;         // where train is false
   Recompute recompute = Recompute::none;  // of a training pass
 };
 

@@ -28,7 +28,7 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
       options_(options),
       params_(describe_parameters(config, options.freeze)),
       made_again_(sps::made_again(plan_, options.recompute, options.freeze)),
-      store_(params_.list, options.compute, options.train, options.device),
+      store_(params_.list, options.compute, options.train, options.device, options.masters),
       rope_(config, store_.master(), options.device) {
   SPS_CHECK(options_.max_rows > 0);
   ex_ = exec_on(options_.device);

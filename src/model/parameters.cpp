@@ -34,6 +34,7 @@ class Builder {
     const int64_t width = c_.readout == Readout::pred ? c_.pred.width : c_.state.width;
     p_.final_norm = gain("final_norm", width);
     p_.head = c_.tie_head ? p_.embed : matrix("head", c_.vocab, width, kStd, true);
+    mark_products();
     return std::move(p_);
   }
 
@@ -47,6 +48,18 @@ class Builder {
   }
   int gain(std::string name, int64_t d) { return add({std::move(name), {d}, 0, 1, false}); }
   int head_gain(const std::string& name) { return c_.qk_norm ? gain(name, c_.head_dim) : kNoParameter; }
+
+  // A gain may be folded into what projects keys from a level, and a tied head is a table of embeddings.
+  void mark_products() {
+    const auto mark = [&](int i, bool product) {
+      if (i != kNoParameter) p_.list[size_t(i)].product = product;
+    };
+    mark(p_.head, !c_.tie_head);
+    for (const auto* blocks : {&p_.state, &p_.pred})
+      for (const BlockParameters& b : *blocks)
+        for (const int i : {b.qkv, b.out, b.gate_up, b.down}) mark(i, true);
+    for (const BlockParameters& b : p_.pred) mark(b.read_kv, false);
+  }
 
   void attention(const std::string& at, const Tower& t, bool keys, BlockParameters& b) {
     b.q_rows = t.heads * c_.head_dim;
@@ -170,14 +183,26 @@ void lay_out_moments(const std::vector<Parameter>& list, DType master, Arena& ar
   }
 }
 
+int64_t held_masters(const std::vector<Parameter>& list, DType compute, bool gradients, Masters masters) {
+  const bool all = gradients || compute != DType::bf16 || masters == Masters::all;
+  int64_t count = 0;
+  for (const Parameter& p : list) count += all || !p.product ? p.count() : 0;
+  return count;
+}
+
 ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients,
-                               Device device)
-    : list_(list), compute_(compute), master_(master_of(compute)), device_(device) {
+                               Device device, Masters masters)
+    : list_(list),
+      compute_(compute),
+      master_(master_of(compute)),
+      device_(device),
+      all_masters_(gradients || compute != DType::bf16 || masters == Masters::all) {
   SPS_CHECK(device == Device::cpu || compute != DType::f64);
+  const auto held = [&](const Parameter& p) { return all_masters_ || !p.product; };
   int64_t total = 0;
   for (const Parameter& p : list_) total += p.count();
   const auto lay_out = [&](Arena& arena) {
-    all_weights_ = arena.take(master_, 1, total);
+    all_weights_ = arena.take(master_, 1, held_masters(list_, compute, gradients, masters));
     if (gradients) all_gradients_ = arena.take(master_, 1, total);
     if (compute_ == DType::bf16) all_rounded_ = arena.take(DType::bf16, 1, total);
   };
@@ -185,13 +210,15 @@ ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute
   lay_out(planning);
   memory_ = Arena(planning.peak(), device);
   lay_out(memory_);
-  int64_t at = 0;
+  int64_t at = 0, at_held = 0;
   for (const Parameter& p : list_) {
-    const auto part = [&](Tensor all) { return all.cols_from(at, p.count()).reshaped(p.rows(), p.cols()); };
-    weights_.push_back(part(all_weights_));
-    gradients_.push_back(gradients ? part(all_gradients_) : Tensor{});
-    if (compute_ == DType::bf16) rounded_.push_back(part(all_rounded_));
-    at += p.count();
+    const auto part = [&](Tensor all, int64_t from) {
+      return all.cols_from(from, p.count()).reshaped(p.rows(), p.cols());
+    };
+    weights_.push_back(held(p) ? part(all_weights_, at_held) : Tensor{});
+    gradients_.push_back(gradients ? part(all_gradients_, at) : Tensor{});
+    if (compute_ == DType::bf16) rounded_.push_back(part(all_rounded_, at));
+    at += p.count(), at_held += held(p) ? p.count() : 0;
   }
 }
 
@@ -202,24 +229,31 @@ void ParameterStore::initialise(uint64_t seed) {
     const auto fill = [&]<class T>(T* out) {
       parallel_chunks(p.count(), 1 << 14, [&](int64_t begin, int64_t end) {
         for (int64_t k = begin; k < end; ++k)
-          out[k] = p.init_std > 0 ? T(float(p.init_std * rng.normal(uint64_t(k)))) : T(p.init_mean);
+          out[k] = p.init_std > 0 ? T(float(p.init_std * rng.normal(uint64_t(k)))) : T(float(p.init_mean));
       });
     };
-    if (master_ == DType::f64) {
-      fill(weights_[i].as<double>());
-    } else if (device_ == Device::cpu) {
-      fill(weights_[i].as<float>());
-    } else {
-      std::vector<float> values(static_cast<size_t>(p.count()));
+    const auto fill_there = [&]<class T>(T, Tensor to) {
+      if (device_ == Device::cpu) return fill(to.as<T>());
+      std::vector<T> values(static_cast<size_t>(p.count()));
       fill(values.data());
-      copy_tensor(view(values.data(), p.rows(), p.cols()), weights_[i]);
-    }
+      copy_tensor(view(values.data(), p.rows(), p.cols()), to);
+    };
+    if (master_ == DType::f64)
+      fill_there(double{}, weights_[i]);
+    else if (weights_[i])
+      fill_there(float{}, weights_[i]);
+    else
+      fill_there(bf16{}, rounded_[i]);
   }
   round();
 }
 
 void ParameterStore::round() {
-  if (compute_ == DType::bf16) ops::copy_rows(exec_on(device_), all_weights_, all_rounded_);
+  if (compute_ != DType::bf16) return;
+  const Exec ex = exec_on(device_);
+  if (all_masters_) return ops::copy_rows(ex, all_weights_, all_rounded_);
+  for (size_t i = 0; i < list_.size(); ++i)
+    if (weights_[i]) ops::copy_rows(ex, weights_[i], rounded_[i]);
 }
 
 void ParameterStore::zero_gradients(const Exec& ex) {
@@ -227,6 +261,7 @@ void ParameterStore::zero_gradients(const Exec& ex) {
 }
 
 uint64_t ParameterStore::hash() const {
+  SPS_CHECK(all_masters_);
   const OnHost weights(all_weights_);
   return hash64(weights->data, size_t(weights->count()) * dtype_size(master_));
 }

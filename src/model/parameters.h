@@ -30,6 +30,7 @@ struct Parameter {
   double init_mean = 0;
   bool embedding = false;  // counted as embedding in "non-embedding parameters" (two-tower spec, 1.10)
   bool frozen = false;     // read by the forward pass alone: no gradient, no moments, no update
+  bool product = false;    // matrix products alone read it
 
   int64_t rows() const { return shape.size() == 2 ? shape[0] : 1; }
   int64_t cols() const { return shape.back(); }
@@ -79,34 +80,41 @@ inline DType master_of(DType compute) {
 void lay_out_moments(const std::vector<Parameter>& list, DType master, Arena& arena,
                      std::vector<Tensor>& first, std::vector<Tensor>& second);
 
+// Which master weights are held. needed: without those that matrix products alone read, where products read a
+// rounded copy (bf16) and there are no gradients.
+enum class Masters : uint8_t { all, needed };
+int64_t held_masters(const std::vector<Parameter>& list, DType compute, bool gradients, Masters masters);
+
 // The memory behind them.
 class ParameterStore {
  public:
   // compute: f32 (weights are read as they are), bf16 (a rounded copy is kept) or f64 (the reference: all in
   // double, on the CPU only). Without gradients (evaluation, generation) only the weights are held.
   ParameterStore(const std::vector<Parameter>& list, DType compute, bool gradients = true,
-                 Device device = Device::cpu);
+                 Device device = Device::cpu, Masters masters = Masters::all);
 
   const std::vector<Parameter>& list() const { return list_; }
   DType compute() const { return compute_; }
   Device device() const { return device_; }
   DType master() const { return master_; }
-  Tensor weight(int i) const { return weights_[size_t(i)]; }  // master weights: f32 (f64)
+  // Master weights: f32 (f64). Empty where only the rounded copy is held.
+  Tensor weight(int i) const { return weights_[size_t(i)]; }
   Tensor gradient(int i) const { return gradients_[size_t(i)]; }
   Tensor rounded(int i) const { return compute_ == DType::bf16 ? rounded_[size_t(i)] : weights_[size_t(i)]; }
-  Tensor all_weights() const { return all_weights_; }  // everything as one row
+  Tensor all_weights() const { return all_weights_; }  // all that are held, as one row
   Tensor all_gradients() const { return all_gradients_; }
 
   void initialise(uint64_t seed);  // the same bits on every device
   void round();                    // refresh the bf16 copies from the master weights
   void zero_gradients(const Exec& ex);
-  uint64_t hash() const;  // of the master weights
+  uint64_t hash() const;  // of the master weights; all must be held
   size_t bytes() const { return memory_.peak(); }
 
  private:
   std::vector<Parameter> list_;
   DType compute_, master_;
   Device device_;
+  bool all_masters_;
   Arena memory_;
   std::vector<Tensor> weights_, gradients_, rounded_;
   Tensor all_weights_, all_gradients_, all_rounded_;

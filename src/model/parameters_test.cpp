@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -218,6 +219,34 @@ TEST(ParameterStore, TensorsOfOneNameStartWithTheSameBits) {
           << standard.list()[i].name;
     }
   EXPECT_EQ(shared, int(standard.list().size()));
+}
+
+TEST(ParameterStore, WithoutTheMastersOfProductsTheRoundedCopiesAreTheSame) {
+  for (const char* settings : {"family=standard", "family=free_pause ffn=pooled", "family=two_tower"}) {
+    const ModelParameters p = describe_parameters(config_for("demo", settings));
+    ParameterStore all(p.list, DType::bf16, false),
+        needed(p.list, DType::bf16, false, Device::cpu, Masters::needed);
+    all.initialise(5), needed.initialise(5);
+    int64_t dropped = 0;
+    for (int i = 0; i < int(p.list.size()); ++i) {
+      const Parameter& parameter = p.list[size_t(i)];
+      EXPECT_EQ(bool(needed.weight(i)), !parameter.product) << parameter.name;
+      dropped += parameter.product ? parameter.count() : 0;
+      EXPECT_EQ(0, std::memcmp(all.rounded(i).data, needed.rounded(i).data,
+                               size_t(parameter.count()) * sizeof(bf16)))
+          << parameter.name;
+      if (needed.weight(i)) {
+        EXPECT_EQ(0, std::memcmp(all.weight(i).data, needed.weight(i).data,
+                                 size_t(parameter.count()) * sizeof(float)))
+            << parameter.name;
+      }
+    }
+    EXPECT_GT(dropped, p.non_embedding() / 2);
+    EXPECT_EQ(all.all_weights().count() - needed.all_weights().count(), dropped);
+    // In f32 products read the masters.
+    EXPECT_EQ(ParameterStore(p.list, DType::f32, false, Device::cpu, Masters::needed).all_weights().count(),
+              p.count());
+  }
 }
 
 TEST(ParameterStore, InitialValuesHaveTheirDistribution) {

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/threads.h"
 #include "tensor/device.h"
 
 namespace sps {
@@ -136,6 +137,32 @@ Runs runs_of(const NamedTensor& named) {
   if (t.empty()) return {data, 0, 0, 0};
   if (t.dense()) return {data, 1, uint64_t(t.count()) * size, 0};
   return {data, uint64_t(t.rows), uint64_t(t.cols) * size, uint64_t(t.stride) * size};
+}
+
+bool is_rounded(const StoredTensor& stored, const NamedTensor& named) {
+  return stored.dtype == StoredType::f32 && named.tensor.dtype == DType::bf16;
+}
+
+// f32 numbers of a file, which may lie at any address, to rows of bf16, some megabytes at a time.
+void copy_rounded(const Exec& ex, const std::byte* source, const Runs& runs) {
+  constexpr size_t kAtOnce = size_t{4} << 20;
+  const size_t row = runs.row_bytes / sizeof(bf16);
+  std::vector<bf16> rounded(std::min(row, kAtOnce));
+  for (uint64_t r = 0; r < runs.rows; ++r)
+    for (size_t from = 0; from < row; from += kAtOnce) {
+      const size_t count = std::min(kAtOnce, row - from);
+      const std::byte* const numbers = source + (r * row + from) * sizeof(float);
+      parallel_chunks(int64_t(count), 1 << 14, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          float x;
+          std::memcpy(&x, numbers + size_t(i) * sizeof(x), sizeof(x));
+          rounded[size_t(i)] = bf16(x);
+        }
+      });
+      copy_bytes(ex, runs.data + r * runs.stride_bytes + from * sizeof(bf16), rounded.data(),
+                 count * sizeof(bf16));
+      synchronize(ex);
+    }
 }
 
 }  // namespace
@@ -347,7 +374,7 @@ void read_into(const SafeTensors& file, std::span<const NamedTensor> tensors) {
     if (stored.shape != named.shape)
       fail("{}: tensor '{}' has shape {}, expected {}", file.name(), named.name, shape_text(stored.shape),
            shape_text(named.shape));
-    if (stored.dtype != stored_type(named.tensor.dtype))
+    if (stored.dtype != stored_type(named.tensor.dtype) && !is_rounded(stored, named))
       fail("{}: tensor '{}' has dtype {}, expected {}", file.name(), named.name, stored_name(stored.dtype),
            stored_name(stored_type(named.tensor.dtype)));
   }
@@ -357,6 +384,10 @@ void read_into(const SafeTensors& file, std::span<const NamedTensor> tensors) {
     const Runs runs = runs_of(named);
     const auto* source = static_cast<const std::byte*>(file.at(named.name).data);
     const Exec ex = exec_on(named.tensor.device);
+    if (is_rounded(file.at(named.name), named)) {
+      copy_rounded(ex, source, runs);
+      continue;
+    }
     for (uint64_t r = 0; r < runs.rows; ++r)
       copy_bytes(ex, runs.data + r * runs.stride_bytes, source + r * runs.row_bytes, runs.row_bytes);
     synchronize(ex);

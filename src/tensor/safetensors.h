@@ -104,8 +104,8 @@ class SafeTensors {
   Metadata metadata_;
 };
 
-// Fills the tensors from the file. Both sides must have the same names, shapes and dtypes; otherwise Error,
-// and no tensor has been touched.
+// Fills the tensors from the file. Both sides must have the same names, shapes and dtypes, but for bf16, which
+// takes f32 rounded to nearest even; otherwise Error, and no tensor has been touched.
 void read_into(const SafeTensors& file, std::span<const NamedTensor> tensors);
 
 }  // namespace sps

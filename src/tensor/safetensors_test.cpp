@@ -126,6 +126,29 @@ TEST(SafeTensors, StridedTensorsAreStoredDense) {
   EXPECT_EQ(target, (std::vector<float>{-1, 1, 2, -1, -1, 5, 6, -1, -1, 9, 10, -1}));
 }
 
+TEST(SafeTensors, Bf16TakesF32Rounded) {
+  const TestDir dir;
+  // Ties to even, both ways; what rounds up to the next power of two; signs, zero, infinity, NaN.
+  const std::vector<float> all{1.00390625F, 1.01171875F, 1.9999999F, -3.1415927F,
+                               -0.0F,       INFINITY,    NAN,        1e-40F};
+  write_safetensors(dir / "r", std::vector<NamedTensor>{{"m", {4, 2}, view(all.data(), 4, 2)}});
+  const SafeTensors file(dir / "r");
+  std::vector<bf16> target(16, bf16(7.0F)), want = target;
+  for (size_t i = 0; i < all.size(); ++i) want[i / 2 * 4 + 1 + i % 2] = bf16(all[i]);
+  read_into(file, std::vector<NamedTensor>{{"m", {4, 2}, view(target.data(), 4, 4).cols_from(1, 2)}});
+  EXPECT_EQ(0, std::memcmp(target.data(), want.data(), want.size() * sizeof(bf16)));
+  // More numbers than are rounded at once.
+  std::vector<float> many((size_t{4} << 20) + 5);
+  for (size_t i = 0; i < many.size(); ++i) many[i] = float(i) * 1e-3F;
+  write_safetensors(
+      dir / "l",
+      std::vector<NamedTensor>{{"m", {int64_t(many.size())}, view(many.data(), 1, int64_t(many.size()))}});
+  std::vector<bf16> got(many.size());
+  read_into(SafeTensors(dir / "l"),
+            std::vector<NamedTensor>{{"m", {int64_t(got.size())}, view(got.data(), 1, int64_t(got.size()))}});
+  for (size_t i = 0; i < many.size(); ++i) ASSERT_EQ(got[i].bits, bf16(many[i]).bits) << i;
+}
+
 TEST(SafeTensors, EveryTypeIsKnownByItsName) {
   for (const auto& [name, size] : std::map<std::string, size_t>{{"F64", 8},
                                                                 {"F32", 4},
