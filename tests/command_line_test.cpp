@@ -369,6 +369,24 @@ TEST_F(EndToEnd, AFileOfPrompts) {
   }
 }
 
+TEST_F(EndToEnd, WeightsIn8Bits) {
+  const auto made = [](const Arguments& more) {
+    return json_of(*dir_, Arguments{"generate", "one", "--prompt", "the list", "--tokens", "20", "--device",
+                                    "cpu", "--dtype", "bf16", "--log-probabilities"} +
+                              more);
+  };
+  const auto int8 = made({"--weights", "int8"});
+  EXPECT_EQ(made({"--weights", "int8", "--threads", "1"}), int8);
+  const double a = int8.at("log_probabilities").at(0), b = made({}).at("log_probabilities").at(0);
+  EXPECT_NE(a, b);
+  EXPECT_NEAR(a, b, 0.1);
+  const Outcome o = sps(*dir_, {"generate", "one", "--prompt", "a", "--device", "cpu", "--dtype", "bf16",
+                                "--weights", "int8", "--memory"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_FALSE(mentions(o.err, "in 8 bits 0.0,")) << o.err;
+  EXPECT_PRED2(mentions, o.err, "in 8 bits 0.");
+}
+
 TEST_F(EndToEnd, RulesOfChoosing) {
   const auto whole = json_of(*dir_, generate({}));
   const std::string text = whole.at("text");

@@ -37,7 +37,8 @@ void eval(const EvalArguments& args) {
   const Device device = compute_device(args.device);
   const DType dtype = compute_dtype(args.dtype, device);
   const LoadedModel loaded = load_model(path, dtype, args.batch * config.context, device);
-  if (args.weights == "int8") round_to_int8(loaded.model->parameters(), loaded.model->store());
+  // The store's weights become what 8 bits are read as.
+  if (args.weights == "int8") Int8Weights(loaded.model->parameters(), loaded.model->store());
   std::unique_ptr<Tokenizer> tokenizer;
   if (file.meta()) {
     if (file.meta()->eot != config.eot || file.meta()->vocab_size > config.vocab)
