@@ -168,10 +168,12 @@ class Generation {
   void report(const EngineMemory& m) const {
     const auto mib = [](size_t bytes) { return double(bytes) / double(1 << 20); };
     spdlog::info(
-        "memory in MiB: weights {:.1f}, in 8 bits {:.1f}, {} pages of keys and values {:.1f}, "
-        "windows {:.1f}, a step {:.1f}; {} bytes a token, {} a sequence",
-        mib(model_.store().bytes()), mib(m.decoder.int8), m.pages, mib(m.decoder.persistent),
-        mib(m.decoder.rings), mib(m.decoder.step), m.bytes_per_position, m.bytes_per_sequence);
+        "memory in MiB: weights {:.1f}{}, {} pages of keys and values {:.1f}, windows {:.1f}, a step {:.1f}; "
+        "{} bytes a token, {} a sequence",
+        mib(model_.store().bytes()),
+        m.decoder.int8 > 0 ? fmt::format(", in 8 bits {:.1f}", mib(m.decoder.int8)) : "", m.pages,
+        mib(m.decoder.persistent), mib(m.decoder.rings), mib(m.decoder.step), m.bytes_per_position,
+        m.bytes_per_sequence);
   }
 
   const GenerateArguments& args_;
