@@ -81,6 +81,25 @@ TEST(BenchDecode, PromptsInPieces) {
   EXPECT_EQ(j.contains("ceiling"), false);
 }
 
+TEST(BenchDecode, WeightsIn8Bits) {
+  const TestDir dir;
+  const Outcome o =
+      run_program(dir.path(), Arguments{"bench", "decode"} + models() + tiny_model() +
+                                  Arguments{"--device", "cpu", "--dtype", "bf16", "--weights", "int8",
+                                            "--batch", "1", "--prompt", "20", "--tokens", "6", "--rounds",
+                                            "1", "--no-ceiling", "--json", "-"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const auto j = parse_json(o.out, "bench");
+  EXPECT_EQ(j.at("weights"), "int8");
+  ASSERT_EQ(j.at("results").size(), 3u);
+  for (const auto& row : j["results"]) {
+    const StepTraffic traffic(plan_of(row["model"]), DType::bf16, true);
+    EXPECT_EQ(row["bytes_per_step"].at("weights"), traffic.of(std::vector<int64_t>{22}).weights);
+    EXPECT_GT(row["memory_bytes"].at("int8_weights"), row.at("parameters").get<int64_t>() / 2);
+    EXPECT_LT(row["memory_bytes"]["int8_weights"], 2 * row["parameters"].get<int64_t>());
+  }
+}
+
 TEST(BenchPrefill, FlopsAreTheDecoders) {
   const auto j = bench("prefill", {"--batch", "1,3", "--prompt", "20", "--rounds", "1"});
   rows_are_in_order(j);
@@ -91,13 +110,14 @@ TEST(BenchPrefill, FlopsAreTheDecoders) {
 
 TEST(BenchDecode, MistakesAreOneSentence) {
   const TestDir dir;
-  const std::array<std::pair<Arguments, const char*>, 6> cases{{
+  const std::array<std::pair<Arguments, const char*>, 7> cases{{
       {{"layers=2"}, "no model to measure"},
       {{"demo_nothing_4m"}, "demo_nothing_4m"},
       {{"demo_standard_4m", "--tokens", "1"}, "--tokens 1: expected 2 or more"},
       {{"demo_standard_4m", "--prompt", "200", "--tokens", "57"}, "do not fit the model's context of 256"},
       {{"demo_standard_4m", "--dtype", "f64"}, "the reference is not measured"},
       {{"demo_standard_4m", "--batch", "0"}, "--batch"},
+      {{"demo_standard_4m", "--weights", "int8", "--dtype", "f32"}, "in bf16 alone, not in f32"},
   }};
   for (const auto& [arguments, sentence] : cases) {
     const Outcome o =

@@ -369,6 +369,27 @@ TEST_F(EndToEnd, AFileOfPrompts) {
   }
 }
 
+TEST_F(EndToEnd, WeightsIn8Bits) {
+  const auto made = [](const Arguments& more) {
+    return json_of(*dir_, Arguments{"generate", "one", "--prompt", "the list", "--tokens", "20", "--device",
+                                    "cpu", "--dtype", "bf16", "--log-probabilities"} +
+                              more);
+  };
+  const auto int8 = made({"--weights", "int8"});
+  EXPECT_EQ(made({"--weights", "int8", "--threads", "1"}), int8);
+  const double a = int8.at("log_probabilities").at(0), b = made({}).at("log_probabilities").at(0);
+  EXPECT_NE(a, b);
+  EXPECT_NEAR(a, b, 0.1);
+  for (const Arguments& weights : {Arguments{}, {"--weights", "int8"}}) {
+    const Outcome o = sps(*dir_, Arguments{"generate", "one", "--prompt", "a", "--tokens", "4", "--device",
+                                           "cpu", "--dtype", "bf16", "--memory"} +
+                                     weights);
+    EXPECT_EQ(o.status, 0) << o.err;
+    EXPECT_PRED2(mentions, o.err, "pages of keys and values");
+    EXPECT_EQ(mentions(o.err, "in 8 bits"), !weights.empty()) << o.err;
+  }
+}
+
 TEST_F(EndToEnd, RulesOfChoosing) {
   const auto whole = json_of(*dir_, generate({}));
   const std::string text = whole.at("text");

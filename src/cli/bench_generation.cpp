@@ -65,6 +65,7 @@ void take_turn(const BenchSubject& subject, const StepTraffic& traffic, const Ge
                int64_t batch, int64_t tokens, uint64_t seed, GenerationTimes& times) {
   EngineOptions options;
   options.max_sequences = batch, options.step_rows = bench.rows_of(batch);
+  options.int8 = subject.int8();
   const int64_t pages = (bench.prompt + bench.tokens + options.page - 1) / options.page;
   options.cache_tokens = batch * pages * options.page;
   std::unique_ptr<Engine> engine;
@@ -107,7 +108,8 @@ std::vector<std::vector<GenerationTimes>> bench_generation(const std::vector<Ben
   std::vector<std::vector<GenerationTimes>> all(subjects.size(),
                                                 std::vector<GenerationTimes>(bench.batches.size()));
   std::vector<StepTraffic> traffic;
-  for (const BenchSubject& s : subjects) traffic.emplace_back(make_plan(s.config()), dtype);
+  for (const BenchSubject& s : subjects)
+    traffic.emplace_back(make_plan(s.config()), dtype, s.int8() != nullptr);
   const bool gpu = device == Device::cuda;
   const std::unique_ptr<ReadCeiling> reads =
       bench.ceiling && !gpu ? std::make_unique<ReadCeiling>() : nullptr;

@@ -20,7 +20,7 @@ struct InferenceArguments {
   std::vector<std::string> words;  // models and settings
   GenerationBench bench;
   int threads = 0;
-  std::string device = "auto", dtype = "auto", json;
+  std::string device = "auto", dtype = "auto", weights, json;
   bool decode = false;
 };
 
@@ -57,6 +57,7 @@ Json milliseconds(const std::vector<double>& seconds) {
 Json memory_json(const BenchSubject& subject, const GenerationTimes& t) {
   const DecoderMemory& m = t.memory.decoder;
   return {{"weights", subject.store().bytes()},
+          {"int8_weights", m.int8},
           {"persistent", m.persistent},
           {"rings", m.rings},
           {"scratch", m.step + t.scratch},
@@ -108,6 +109,7 @@ Json report(const InferenceArguments& args, DType dtype, Device device,
          {"device", gpu ? gpu_info().name : processor()},
          {"threads", thread_count()},
          {"dtype", dtype_name(dtype)},
+         {"weights", args.weights.empty() ? std::string(dtype_name(dtype)) : args.weights},
          {"prompt", args.bench.prompt}};
   if (args.decode) j["tokens"] = args.bench.tokens;
   j["rounds"] = args.bench.rounds;
@@ -148,6 +150,7 @@ std::string table(const Json& j) {
   std::string out =
       fmt::format("{}, {}, {} threads, prompts of {}", j["device"].get<std::string>(),
                   j["dtype"].get<std::string>(), j["threads"].get<int>(), j["prompt"].get<int64_t>());
+  if (j["weights"] != j["dtype"]) out += ", weights " + j["weights"].get<std::string>();
   if (decode) out += fmt::format(", {} new tokens", j["tokens"].get<int64_t>());
   if (j.contains("ceiling")) out += "; ceiling: " + j["ceiling"].get<std::string>();
   size_t width = 5;
@@ -180,8 +183,8 @@ std::string table(const Json& j) {
                          kGiga * number("executed_flops"), number("executed_gflops"));
     const Json& memory = row["memory_bytes"];
     const auto mib = [&](const char* key) { return memory[key].get<double>() / double(1 << 20); };
-    out += fmt::format("   {:.1f} {:.1f} {:.1f} {:.1f}\n", mib("weights"), mib("persistent"), mib("rings"),
-                       mib("scratch"));
+    out += fmt::format("   {:.1f} {:.1f} {:.1f} {:.1f}\n", mib("weights") + mib("int8_weights"),
+                       mib("persistent"), mib("rings"), mib("scratch"));
   }
   return out;
 }
@@ -191,6 +194,7 @@ void bench_inference(InferenceArguments args) {
   const Device device = compute_device(args.device);
   const DType dtype = compute_dtype(args.dtype, device);
   if (dtype == DType::f64) usage_error("--dtype f64: the reference is not measured, expected bf16 or f32");
+  if (!args.weights.empty()) check_int8_serves("--weights int8", dtype, device);
   const bool gpu = device == Device::cuda;
   GenerationBench& b = args.bench;
   if (b.batches.empty()) b.batches = gpu ? std::vector<int64_t>{1, 4, 16, 64} : std::vector<int64_t>{1, 4};
@@ -199,7 +203,7 @@ void bench_inference(InferenceArguments args) {
   if (b.rounds == 0) b.rounds = gpu && args.decode ? 2 : 3;
   if (args.decode && b.tokens < 2)
     usage_error("--tokens {}: expected 2 or more, for there is no step after one", b.tokens);
-  const std::vector<BenchSubject> subjects = bench_subjects(args.words, dtype, device);
+  const std::vector<BenchSubject> subjects = bench_subjects(args.words, dtype, device, !args.weights.empty());
   for (const BenchSubject& s : subjects)
     if (s.config().text_ids() < 2) usage_error("{}: a vocabulary of one id leaves nothing to read", s.name());
   const Json j = report(args, dtype, device, subjects, bench_generation(subjects, dtype, device, b));
@@ -240,6 +244,9 @@ void add(CLI::App* bench, bool decode, const char* name, const char* text) {
       ->capture_default_str();
   cmd->add_option("--device", args->device, "auto (a GPU if there is one), cpu, cuda")->capture_default_str();
   cmd->add_option("--dtype", args->dtype, "auto, bf16, f32")->capture_default_str();
+  if (decode)
+    cmd->add_option("--weights", args->weights, "int8: products read 8 bits (CPU, bf16); otherwise as dtype")
+        ->check(CLI::IsMember({"int8"}));
   cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
   if (decode) cmd->add_flag("!--no-ceiling", args->bench.ceiling, "Skip measuring the memory's ceiling");
   cmd->add_option("--json", args->json,

@@ -36,9 +36,11 @@ void eval(const EvalArguments& args) {
   const ModelConfig config = checkpoint_model_config(load_checkpoint(path, CheckpointParts::weights));
   const Device device = compute_device(args.device);
   const DType dtype = compute_dtype(args.dtype, device);
-  const LoadedModel loaded = load_model(path, dtype, args.batch * config.context, device,
-                                        args.weights == "int8" ? Masters::all : Masters::needed);
-  if (args.weights == "int8") round_to_int8(loaded.model->parameters(), loaded.model->store());
+  const bool int8 = args.weights == "int8";
+  const LoadedModel loaded =
+      load_model(path, dtype, args.batch * config.context, device, int8 ? Masters::all : Masters::needed);
+  // The store's weights become what 8 bits are read as.
+  if (int8) Int8Weights(loaded.model->parameters(), loaded.model->store());
   std::unique_ptr<Tokenizer> tokenizer;
   if (file.meta()) {
     if (file.meta()->eot != config.eot || file.meta()->vocab_size > config.vocab)

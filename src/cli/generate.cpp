@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -22,7 +23,7 @@ namespace sps {
 namespace {
 
 struct GenerateArguments {
-  std::string checkpoint, prompt, file, tokenizer, dtype = "auto", device = "auto";
+  std::string checkpoint, prompt, file, tokenizer, dtype = "auto", weights, device = "auto";
   GenerateOptions options;
   std::vector<std::string> stops;
   int64_t sequences = 8;
@@ -167,11 +168,12 @@ class Generation {
   void report(const EngineMemory& m) const {
     const auto mib = [](size_t bytes) { return double(bytes) / double(1 << 20); };
     spdlog::info(
-        "memory in MiB: weights {:.1f}, {} pages of keys and values {:.1f}, windows {:.1f}, a step {:.1f}; "
-        "{} "
-        "bytes a token, {} a sequence",
-        mib(model_.store().bytes()), m.pages, mib(m.decoder.persistent), mib(m.decoder.rings),
-        mib(m.decoder.step), m.bytes_per_position, m.bytes_per_sequence);
+        "memory in MiB: weights {:.1f}{}, {} pages of keys and values {:.1f}, windows {:.1f}, a step {:.1f}; "
+        "{} bytes a token, {} a sequence",
+        mib(model_.store().bytes()),
+        m.decoder.int8 > 0 ? fmt::format(", in 8 bits {:.1f}", mib(m.decoder.int8)) : "", m.pages,
+        mib(m.decoder.persistent), mib(m.decoder.rings), mib(m.decoder.step), m.bytes_per_position,
+        m.bytes_per_sequence);
   }
 
   const GenerateArguments& args_;
@@ -188,16 +190,23 @@ void run_generate(GenerateArguments& args) {
   if (args.threads > 0) set_thread_count(args.threads);
   const Device device = compute_device(args.device);
   const DType dtype = compute_dtype(args.dtype, device);
+  if (!args.weights.empty()) check_int8_serves("--weights int8", dtype, device);
   // The engine brings its own memory: no text passes through the model.
-  LoadedModel loaded = load_model(args.checkpoint, dtype, 1, device, Masters::needed);
+  LoadedModel loaded =
+      load_model(args.checkpoint, dtype, 1, device, args.weights.empty() ? Masters::needed : Masters::all);
   const ModelConfig& c = loaded.model->config();
   const auto tokenizer = tokenizer_for(args.tokenizer, loaded);
   args.options.ids = tokenizer->vocab_size();
-  if (args.interactive) return run_generate_session(*loaded.model, *tokenizer, args.options, args.stops);
+  std::optional<Int8Weights> in_8_bits;
+  if (!args.weights.empty()) in_8_bits.emplace(loaded.model->parameters(), loaded.model->store());
+  const Int8Weights* int8 = in_8_bits ? &*in_8_bits : nullptr;
+  if (args.interactive)
+    return run_generate_session(*loaded.model, int8, *tokenizer, args.options, args.stops);
   Generation generation(args, loaded, *tokenizer);
   if (!args.file.empty()) {
     DocumentReader reader({args.file}, "prompt");
-    return generation.run([&](Document& d) { return reader.next(d); }, {.max_sequences = args.sequences});
+    return generation.run([&](Document& d) { return reader.next(d); },
+                          {.max_sequences = args.sequences, .int8 = int8});
   }
   const std::vector<int32_t> prompt = prompt_ids(c, *tokenizer, args.prompt);
   const auto tokens = int64_t(checked_prompt(c, prompt, args.options).size()) + args.options.max_new;
@@ -207,7 +216,7 @@ void run_generate(GenerateArguments& args) {
         d.text = args.prompt;
         return !std::exchange(given, true);
       },
-      {.max_sequences = 1, .cache_tokens = tokens});
+      {.max_sequences = 1, .cache_tokens = tokens, .int8 = int8});
 }
 
 }  // namespace
@@ -258,6 +267,8 @@ void add_generate(CLI::App& app) {
   cmd->add_option("--tokenizer", args->tokenizer,
                   "bytes, or a tokenizer's file; otherwise the checkpoint's own");
   cmd->add_option("--dtype", args->dtype, "auto, bf16, f32, f64")->capture_default_str();
+  cmd->add_option("--weights", args->weights, "int8: products read 8 bits (CPU, bf16); otherwise as dtype")
+      ->check(CLI::IsMember({"int8"}));
   cmd->add_option("--device", args->device, "auto (a GPU if there is one), cpu, cuda")->capture_default_str();
   cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
   cmd->add_flag("--json", args->json, "Print one JSON object")->excludes(interactive);

@@ -34,13 +34,13 @@ void say(fmt::format_string<Args...> format, Args&&... args) {
 
 class Session {
  public:
-  Session(const Model& model, const Tokenizer& tokenizer, const GenerateOptions& options,
-          const std::vector<std::string>& stops)
+  Session(const Model& model, const Int8Weights* int8, const Tokenizer& tokenizer,
+          const GenerateOptions& options, const std::vector<std::string>& stops)
       : c_(model.config()),
         tokenizer_(tokenizer),
         options_(options),
         stops_(stops),
-        engine_(c_, model.parameters(), model.store(), {.max_sequences = 1}),
+        engine_(c_, model.parameters(), model.store(), {.max_sequences = 1, .int8 = int8}),
         terminal_(tokenizer),
         is_terminal_(isatty(STDOUT_FILENO) == 1),
         asks_(is_terminal_ && isatty(STDIN_FILENO) == 1) {}
@@ -173,9 +173,9 @@ std::vector<int32_t> prompt_ids(const ModelConfig& c, const Tokenizer& tokenizer
   return ids;
 }
 
-void run_generate_session(const Model& model, const Tokenizer& tokenizer, const GenerateOptions& options,
-                          const std::vector<std::string>& stops) {
-  Session(model, tokenizer, options, stops).run();
+void run_generate_session(const Model& model, const Int8Weights* int8, const Tokenizer& tokenizer,
+                          const GenerateOptions& options, const std::vector<std::string>& stops) {
+  Session(model, int8, tokenizer, options, stops).run();
 }
 
 }  // namespace sps

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "infer/int8_weights.h"
 #include "infer/request.h"
 #include "model/load.h"
 #include "tokenizer/tokenizer.h"
@@ -18,7 +19,8 @@ std::vector<int32_t> prompt_ids(const ModelConfig& config, const Tokenizer& toke
 // Reads standard input to its end or to /quit. What the model says goes to standard output, what the session
 // says to standard error. The n-th line draws with the options' seed + n, so the first one becomes what
 // --prompt makes of it.
-void run_generate_session(const Model& model, const Tokenizer& tokenizer, const GenerateOptions& options,
-                          const std::vector<std::string>& stops);
+// int8: what the model's products read, where not nullptr.
+void run_generate_session(const Model& model, const Int8Weights* int8, const Tokenizer& tokenizer,
+                          const GenerateOptions& options, const std::vector<std::string>& stops);
 
 }  // namespace sps

@@ -38,6 +38,7 @@ Decoder::Decoder(const ModelConfig& config, const ModelParameters& parameters, c
       slots_(size_t(options_.slots)),
       pool_(options_.pages),
       table_(size_t(options_.slots * per_slot_), 0) {
+  SPS_CHECK(options_.int8 == nullptr || (act_ == DType::bf16 && ex_.device == Device::cpu));
   options_.share_prefixes = options_.share_prefixes && !caches_.has_rings();
   most_pred_rows_ = needed_pred_rows_ > options_.step_rows / options_.slots
                         ? (needed_pred_rows_ == 0 ? 0 : options_.step_rows)
@@ -56,7 +57,8 @@ Decoder::Decoder(const ModelConfig& config, const ModelParameters& parameters, c
 }
 
 DecoderMemory Decoder::memory() const {
-  return {caches_.paged_bytes(), caches_.ring_bytes(), memory_.peak() + staged_.size()};
+  return {caches_.paged_bytes(), caches_.ring_bytes(), memory_.peak() + staged_.size(),
+          options_.int8 != nullptr ? options_.int8->bytes() : 0};
 }
 
 int64_t Decoder::open(std::span<const int32_t> text) {

@@ -16,9 +16,11 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <variant>
 #include <vector>
 
 #include "infer/cache.h"
+#include "infer/int8_weights.h"
 #include "infer/page_pool.h"
 #include "model/parameters.h"
 #include "model/rope_tables.h"
@@ -38,11 +40,15 @@ struct DecoderOptions {
   // keys before it.
   bool share_prefixes = true;
   bool graphs = true;  // on a GPU; they change no bit
+  // Products read these in place of the store's rounded weights: on a CPU, in bf16. They must outlive the
+  // decoder.
+  const Int8Weights* int8 = nullptr;
 };
 
 struct DecoderMemory {
   size_t persistent = 0, rings = 0;  // caches
   size_t step = 0;                   // what the rows of a step pass through
+  size_t int8 = 0;                   // weights in 8 bits, where products read those
 };
 
 class Decoder {
@@ -154,8 +160,14 @@ class Decoder {
 
   const BlockParameters& state_block(int64_t j) const { return j < 0 ? kNoBlock : params_.state[size_t(j)]; }
   const BlockParameters& pred_block(int64_t i) const { return i < 0 ? kNoBlock : params_.pred[size_t(i)]; }
-  Tensor weight(int i) const { return store_.rounded(i); }  // for matrix products
-  Tensor master(int i) const { return store_.weight(i); }   // for norms, gates, embeddings
+  // For matrix products: a parameter, or some rows of it.
+  using Weight = std::variant<Tensor, ops::Int8Matrix>;
+  Weight weight(int i) const;
+  Weight weight(int i, int64_t from, int64_t count) const;
+  void product(const ops::DecodeRows& x, const Weight& weight, Tensor y, Tensor rest = {});
+  void product_swiglu(const ops::DecodeRows& x, const Weight& weight, Tensor gate_up, Tensor h);
+  void product_add(Tensor x, const Weight& weight, Tensor delta, Tensor s);
+  Tensor master(int i) const { return store_.weight(i); }  // for norms, gates, embeddings
   float eps() const { return float(plan_.config.norm_eps); }
   std::span<const int32_t> positions(Part part) const;
 

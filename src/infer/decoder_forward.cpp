@@ -153,6 +153,27 @@ void Decoder::norm(bool x, bool p, int gain_x, int gain_p) {
   });
 }
 
+Decoder::Weight Decoder::weight(int i) const {
+  if (options_.int8 != nullptr) return options_.int8->of(i);
+  return store_.rounded(i);
+}
+
+Decoder::Weight Decoder::weight(int i, int64_t from, int64_t count) const {
+  return std::visit([&](const auto& w) -> Weight { return w.rows_from(from, count); }, weight(i));
+}
+
+void Decoder::product(const ops::DecodeRows& x, const Weight& weight, Tensor y, Tensor rest) {
+  std::visit([&](const auto& w) { ops::decode_linear(ex_, x, w, y, rest); }, weight);
+}
+
+void Decoder::product_swiglu(const ops::DecodeRows& x, const Weight& weight, Tensor gate_up, Tensor h) {
+  std::visit([&](const auto& w) { ops::decode_linear_swiglu(ex_, x, w, gate_up, h); }, weight);
+}
+
+void Decoder::product_add(Tensor x, const Weight& weight, Tensor delta, Tensor s) {
+  std::visit([&](const auto& w) { ops::decode_linear_add(ex_, x, w, delta, s); }, weight);
+}
+
 // The residual's rows, normed by the product that takes them.
 ops::DecodeRows Decoder::normed(Part part, int gain) {
   const ModelConfig& c = plan_.config;
@@ -193,18 +214,18 @@ void Decoder::project(size_t stage, Wanted queries, Wanted keys) {
   if (queries == keys && (one_norm || !one_weight || !(keys.x && keys.p))) {
     each(keys.x, keys.p, one_weight && one_norm, [&](Part part) {
       const BlockParameters& w = weights(part);
-      ops::decode_linear(ex_, normed(part, w.norm1), weight(w.qkv), of(to.q, part), of(to.kv, part));
+      product(normed(part, w.norm1), weight(w.qkv), of(to.q, part), of(to.kv, part));
     });
   } else {
     const Rows n = rows(b_.n, c.state.width, c.pred.width);
     norm(queries.x || keys.x, queries.p || keys.p, wx.norm1, wp.norm1);
     each(queries.x, queries.p, one_weight, [&](Part part) {
       const BlockParameters& w = weights(part);
-      ops::decode_linear(ex_, of(n, part), weight(w.qkv).rows_from(0, w.q_rows), of(to.q, part));
+      product(of(n, part), weight(w.qkv, 0, w.q_rows), of(to.q, part));
     });
     each(keys.x, keys.p, one_weight, [&](Part part) {
       const BlockParameters& w = weights(part);
-      ops::decode_linear(ex_, of(n, part), weight(w.qkv).rows_from(w.q_rows, w.kv_rows), of(to.kv, part));
+      product(of(n, part), weight(w.qkv, w.q_rows, w.kv_rows), of(to.kv, part));
     });
   }
   if (keys.x)
@@ -245,8 +266,8 @@ void Decoder::read_keys(size_t pair, const BlockParameters& b, int64_t rope_bloc
   const Tensor residual = rows(b_.residual, c.state.width, c.pred.width).x,
                n = rows(b_.level_n, c.state.width, 0).x;
   const Tensor kv = rows(b_.read_kv[pair], 2 * width, 0).x, k = kv.cols_from(0, width);
-  ops::decode_linear(ex_, {residual, master(b.read_norm), eps(), n, rows(b_.rstd, 1, 1).x},
-                     weight(b.read_kv).rows_from(b.read_kv_from, 2 * width), kv);
+  product({residual, master(b.read_norm), eps(), n, rows(b_.rstd, 1, 1).x},
+          weight(b.read_kv, b.read_kv_from, 2 * width), kv);
   keys_[pair] = {c.qk_norm ? rows(b_.read_k[pair], width, 0).x : k, kv.cols_from(width, width)};
   rotate(k, heads, rope_block, positions(Part::x), b.read_k_norm, keys_[pair].k);
 }
@@ -338,8 +359,7 @@ void Decoder::attention_out(const Stage& stage, bool x, bool p) {
              delta = rows(b_.delta, c.state.width, c.pred.width),
              residual = rows(b_.residual, c.state.width, c.pred.width);
   each(x, p, wx == wp, [&](Part part) {
-    ops::decode_linear_add(ex_, of(o, part), weight(part == Part::p ? wp : wx), of(delta, part),
-                           of(residual, part));
+    product_add(of(o, part), weight(part == Part::p ? wp : wx), of(delta, part), of(residual, part));
   });
 }
 
@@ -357,9 +377,9 @@ void Decoder::feed_forward(const Stage& stage, bool x, bool p) {
   if (apart) norm(x, p, wx.norm2, wp.norm2);
   each(x, p, one_weight, [&](Part part) {
     const BlockParameters& w = part == Part::p ? wp : wx;
-    ops::decode_linear_swiglu(ex_, apart ? of(n, part) : normed(part, w.norm2), weight(w.gate_up),
-                              of(gate_up, part), of(h, part));
-    ops::decode_linear_add(ex_, of(h, part), weight(w.down), of(delta, part), of(residual, part));
+    product_swiglu(apart ? of(n, part) : normed(part, w.norm2), weight(w.gate_up), of(gate_up, part),
+                   of(h, part));
+    product_add(of(h, part), weight(w.down), of(delta, part), of(residual, part));
   });
 }
 
@@ -379,8 +399,8 @@ void Decoder::pooled(int64_t block) {
   const ops::GateRows gates{gate(0), of_state(gate(1)), gate(2)};
   ops::pool_forward(ex_, n.x, n.p, {master(w.pool_in), of_state(master(w.pool_state)), master(w.pool_pred)},
                     gates, m);
-  ops::decode_linear_swiglu(ex_, m, weight(w.gate_up), gate_up, h);
-  ops::decode_linear(ex_, h, weight(w.down), f);
+  product_swiglu(m, weight(w.gate_up), gate_up, h);
+  product(h, weight(w.down), f);
   ops::scatter_forward(ex_, f, gates, of_state(delta.x), delta.p);
   each(state_takes, true, true,
        [&](Part part) { ops::add_rows(ex_, of(residual, part), of(delta, part), of(residual, part)); });
@@ -395,7 +415,7 @@ Tensor Decoder::readout() {
   ops::DecodeRows last(c.readout == Readout::pred ? residual.p : residual.x, master(params_.final_norm),
                        eps(), b_.final_n.rows_from(0, picked), b_.final_rstd.rows_from(0, picked));
   last.pick = picks_, last.s = b_.final_s.rows_from(0, picked);
-  ops::decode_linear(ex_, last, weight(params_.head), logits);
+  product(last, weight(params_.head), logits);
   return logits;
 }
 

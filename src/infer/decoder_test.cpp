@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 #include <tuple>
 
 #include "infer/test_decoder.h"
+#include "ops/rows/rows.h"
 
 namespace sps {
 namespace {
@@ -143,6 +145,34 @@ TEST_P(DecoderTest, BitsDependOnTheTextAlone) {
             << backend.name() << " schedule " << s << " text " << at.first << " position " << at.second;
       }
   }
+}
+
+// Products that read 8 bits: the bits of a decoder on the weights as they are read, in any company. The
+// rounded weights are not looked at.
+TEST_P(DecoderTest, WeightsIn8BitsAreTheWeightsAsTheyAreRead) {
+  const auto model = dense_model(config_, DType::bf16);
+  Decoder exact(config_, model->parameters(), model->store(), small());
+  const Logits before = decode(exact, texts_, schedules_[1]);
+  const Int8Weights weights(model->parameters(), model->store());
+  Decoder as_read(config_, model->parameters(), model->store(), small());
+  std::vector<Logits> want;
+  for (const Schedule& schedule : schedules_) want.push_back(decode(as_read, texts_, schedule));
+  EXPECT_FALSE(want[1] == before);
+  EXPECT_EQ(as_read.memory().int8, 0u);
+
+  for (size_t i = 0; i < model->parameters().list.size(); ++i)
+    ops::fill({}, model->store().rounded(int(i)), std::numeric_limits<double>::quiet_NaN());
+  DecoderOptions options = small();
+  options.int8 = &weights;
+  Decoder decoder(config_, model->parameters(), model->store(), options);
+  EXPECT_EQ(decoder.memory().int8, weights.bytes());
+  for (size_t s = 0; s < schedules_.size(); ++s)
+    EXPECT_TRUE(decode(decoder, texts_, schedules_[s]) == want[s]) << "schedule " << s;
+  for (size_t t = 0; t < texts_.size(); ++t)
+    for (const auto& [at, logits] : decode(decoder, {texts_[t]}, {{0}, {1}, 1})) {
+      const auto together = want[1].find({t, at.second});
+      EXPECT_TRUE(together == want[1].end() || logits == together->second) << "text " << t;
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, DecoderTest, testing::ValuesIn(test_models()), test_name);

@@ -14,8 +14,12 @@ DecoderOptions decoder_options(const EngineOptions& o) {
   if (o.cache_tokens < 0)
     usage_error("cache_tokens = {}: expected 0 (whole contexts) or more", o.cache_tokens);
   if (o.step_rows < 0) usage_error("step_rows = {}: expected 0 (automatic) or more", o.step_rows);
-  return {o.max_sequences, o.cache_tokens == 0 ? 0 : (o.cache_tokens + o.page - 1) / o.page, o.page,
-          o.step_rows, o.share_prefixes};
+  return {.slots = o.max_sequences,
+          .pages = o.cache_tokens == 0 ? 0 : (o.cache_tokens + o.page - 1) / o.page,
+          .page = o.page,
+          .step_rows = o.step_rows,
+          .share_prefixes = o.share_prefixes,
+          .int8 = o.int8};
 }
 
 }  // namespace

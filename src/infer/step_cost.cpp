@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "infer/cache.h"
+#include "ops/int8_linear/int8_linear.h"
 
 namespace sps {
 
@@ -22,13 +23,13 @@ bool reads_beside(const ModelConfig& c, const Stage& stage) {
 
 }  // namespace
 
-StepTraffic::StepTraffic(const Plan& plan, DType dtype) {
-  add_weights(plan, dtype);
+StepTraffic::StepTraffic(const Plan& plan, DType dtype, bool int8) {
+  add_weights(plan, dtype, int8);
   add_keys(plan, dtype);
   logits_ = 2.0 * double(plan.config.vocab) * double(sizeof(float));
 }
 
-void StepTraffic::add_weights(const Plan& plan, DType dtype) {
+void StepTraffic::add_weights(const Plan& plan, DType dtype, bool int8) {
   const ModelConfig& c = plan.config;
   const ModelParameters params = describe_parameters(c);
   const auto act = double(dtype_size(dtype)), master = double(dtype_size(master_of(dtype)));
@@ -36,7 +37,10 @@ void StepTraffic::add_weights(const Plan& plan, DType dtype) {
   std::set<std::pair<int, int64_t>> counted;
   const auto rows = [&](int tensor, int64_t from, int64_t count) {
     if (tensor == kNoParameter || !counted.emplace(tensor, from).second) return;
-    weights_ += act * double(count * params.list[size_t(tensor)].cols());
+    const int64_t cols = params.list[size_t(tensor)].cols();
+    weights_ +=
+        int8 ? double(ops::Int8Matrix::value_bytes(count, cols) + ops::Int8Matrix::scale_bytes(count, cols))
+             : act * double(count * cols);
   };
   const auto matrix = [&](int tensor) {
     if (tensor != kNoParameter) rows(tensor, 0, params.list[size_t(tensor)].rows());

@@ -23,8 +23,8 @@ struct StepBytes {
 // too is read again.
 class StepTraffic {
  public:
-  // dtype: of products and caches.
-  StepTraffic(const Plan& plan, DType dtype);
+  // dtype: of products and caches. int8: products read Int8Weights.
+  StepTraffic(const Plan& plan, DType dtype, bool int8 = false);
   // Of each text the positions before the one that the step reads.
   StepBytes of(std::span<const int64_t> positions) const;
 
@@ -33,7 +33,7 @@ class StepTraffic {
     Horizon horizon;
     int64_t bytes = 0;  // of a position
   };
-  void add_weights(const Plan& plan, DType dtype);
+  void add_weights(const Plan& plan, DType dtype, bool int8);
   void add_keys(const Plan& plan, DType dtype);
 
   double weights_ = 0;  // of a step

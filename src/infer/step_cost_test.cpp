@@ -40,6 +40,22 @@ TEST(StepTraffic, StandardByHand) {
   EXPECT_EQ(bf16.total(), bf16.weights + bf16.keys + bf16.logits);
 }
 
+// A byte for each weight of a product and two for each 64 of a row, or what is left of it.
+TEST(StepTraffic, WeightsIn8BitsByHand) {
+  const Plan narrow = plan_of("standard");
+  const StepBytes bytes = StepTraffic(narrow, DType::bf16, true).of(std::vector<int64_t>{3, 10, 0});
+  const double block = 48 * 18 + 16 * 18 + 48 * 18 + 16 * 26;  // queries, keys and values; output; FFN
+  EXPECT_EQ(bytes.weights, 2 * block + 29 * 18 + 4 * (5 * kNorm + 3 * kRow));
+  const StepBytes bf16 = bytes_of("standard", DType::bf16, {3, 10, 0});
+  EXPECT_EQ(bytes.keys, bf16.keys);
+  EXPECT_EQ(bytes.logits, bf16.logits);
+
+  ModelKeys keys = test_models().front().keys;
+  keys.d_model = 80;
+  const StepBytes wide = StepTraffic(make_plan(resolve(keys)), DType::bf16, true).of(std::vector<int64_t>{0});
+  EXPECT_EQ(wide.weights, 2 * ((240 + 80 + 48) * 84 + 80 * 26) + 29 * 84 + 4 * 6 * 80);
+}
+
 // sps(2): the predictions share every weight, the last state block makes keys and values alone, and every
 // block keeps a ring of two predictions.
 TEST(StepTraffic, SpsByHand) {

@@ -33,12 +33,6 @@ void check(const Exec& ex, const DecodeRows& x, Tensor w, int64_t rows) {
   }
 }
 
-Tensor normed(const Exec& ex, const DecodeRows& x) {
-  if (!x.gain) return x.x;
-  rmsnorm_forward(ex, x.x, {}, x.gain, x.eps, x.pick.empty() ? x.x : x.s, x.n, x.rstd, x.pick);
-  return x.n;
-}
-
 // A product alone, or added to y (on a GPU).
 void product(const Exec& ex, Tensor x, Tensor w, Tensor y, Accumulate acc = Accumulate::no) {
   SPS_CHECK(y.dtype == x.dtype || (y.dtype == DType::f32 && is_act(x.dtype)));
@@ -67,13 +61,19 @@ bool fused([[maybe_unused]] const Exec& ex, [[maybe_unused]] const DecodeCall& c
 
 }  // namespace
 
+Tensor decode_rows(const Exec& ex, const DecodeRows& x) {
+  if (!x.gain) return x.x;
+  rmsnorm_forward(ex, x.x, {}, x.gain, x.eps, x.pick.empty() ? x.x : x.s, x.n, x.rstd, x.pick);
+  return x.n;
+}
+
 void decode_linear(const Exec& ex, const DecodeRows& x, Tensor w, Tensor y, Tensor rest) {
   const int64_t rows = y.rows;
   check(ex, x, w, rows);
   SPS_CHECK(is_matrix(y, rows, w.rows - rest.cols));
   if (rest.cols > 0) SPS_CHECK(is_matrix(rest, rows, rest.cols) && rest.dtype == y.dtype);
   if (rows == 0 || w.rows == 0 || fused(ex, {x, w, y, rest})) return;
-  const Tensor n = normed(ex, x);
+  const Tensor n = decode_rows(ex, x);
   product(ex, n, w.rows_from(0, y.cols), y);
   if (rest.cols > 0) product(ex, n, w.rows_from(y.cols, rest.cols), rest);
 }
@@ -83,7 +83,7 @@ void decode_linear_swiglu(const Exec& ex, const DecodeRows& x, Tensor w, Tensor 
   SPS_CHECK(w.rows == 2 * h.cols && is_matrix(gate_up, h.rows, w.rows) && gate_up.dtype == w.dtype);
   SPS_CHECK(is_matrix(h, h.rows, h.cols) && h.dtype == w.dtype);
   if (h.empty() || fused(ex, {x, w, h, {}, DecodeEnd::swiglu})) return;
-  product(ex, normed(ex, x), w, gate_up);
+  product(ex, decode_rows(ex, x), w, gate_up);
   swiglu_forward(ex, gate_up, h);
 }
 

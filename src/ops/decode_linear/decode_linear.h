@@ -42,6 +42,9 @@ struct DecodeRows {
   int64_t rows() const { return gain ? n.rows : x.rows; }
 };
 
+// f(x) for products that are made elsewhere: x itself, or x.n filled.
+Tensor decode_rows(const Exec& ex, const DecodeRows& x);
+
 void decode_linear(const Exec& ex, const DecodeRows& x, Tensor w, Tensor y, Tensor rest = {});
 void decode_linear_swiglu(const Exec& ex, const DecodeRows& x, Tensor w, Tensor gate_up, Tensor h);
 void decode_linear_add(const Exec& ex, Tensor x, Tensor w, Tensor delta, Tensor s);

@@ -5,10 +5,11 @@
 #include <cmath>
 
 #include "base/threads.h"
-#include "ops/decode_linear/decode_linear.h"
 #include "ops/int8_linear/int8_linear_kernels.h"
 #include "ops/linear/tiles.h"
+#include "ops/rows/rows.h"
 #include "ops/rowwise.h"
+#include "ops/swiglu/swiglu.h"
 #include "tensor/arena.h"
 
 namespace sps::ops {
@@ -119,6 +120,24 @@ void int8_linear(const Exec& ex, Tensor x, const Int8Matrix& w, Tensor y) {
       decode_linear(ex, x, block, y.cols_from(row, rows));
     }
   });
+}
+
+void decode_linear(const Exec& ex, const DecodeRows& x, const Int8Matrix& w, Tensor y, Tensor rest) {
+  SPS_CHECK(y.cols + rest.cols == w.rows);
+  const Tensor rows = decode_rows(ex, x);
+  int8_linear(ex, rows, w.rows_from(0, y.cols), y);
+  if (rest.cols > 0) int8_linear(ex, rows, w.rows_from(y.cols, rest.cols), rest);
+}
+
+void decode_linear_swiglu(const Exec& ex, const DecodeRows& x, const Int8Matrix& w, Tensor gate_up,
+                          Tensor h) {
+  int8_linear(ex, decode_rows(ex, x), w, gate_up);
+  swiglu_forward(ex, gate_up, h);
+}
+
+void decode_linear_add(const Exec& ex, Tensor x, const Int8Matrix& w, Tensor delta, Tensor s) {
+  int8_linear(ex, x, w, delta);
+  add_rows(ex, s, delta, s);
 }
 
 }  // namespace sps::ops

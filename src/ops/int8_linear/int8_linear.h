@@ -9,13 +9,16 @@
 //   quantize_int8     w [out, in] f32 (f64)  ->  q, s
 //   dequantize_int8   q, s  ->  w' [out, in] f32, bf16 or f64
 //   int8_linear       y = x w'^T: the same bits as decode_linear(x, w'), with its promise
+//   decode_linear, decode_linear_swiglu, decode_linear_add
+//                     as in decode_linear.h with w' for w, to the bit
 //
 // Shapes   values [out, in] and scales [out, groups_of(in)], both dense, in host memory; x [rows, in]; y
-// [rows, out]. Types    x, y as in decode_linear.h. Errors   CPU alone. Shapes are SPS_CHECKed.
+// [rows, out]. Types    x, y and the others as in decode_linear.h. Errors   CPU alone. Shapes are
+// SPS_CHECKed.
 #pragma once
 
 #include "base/bf16.h"
-#include "tensor/exec.h"
+#include "ops/decode_linear/decode_linear.h"
 
 namespace sps::ops {
 
@@ -32,6 +35,7 @@ struct Int8Matrix {
     return size_t(rows * groups_of(cols)) * sizeof(bf16);
   }
   Int8Matrix rows_from(int64_t row, int64_t count) const {
+    SPS_CHECK(row >= 0 && count >= 0 && row + count <= rows);
     return {values + row * cols, scales + row * groups_of(cols), count, cols};
   }
 };
@@ -39,5 +43,9 @@ struct Int8Matrix {
 void quantize_int8(Tensor w, const Int8Matrix& to);
 void dequantize_int8(const Int8Matrix& w, Tensor to);
 void int8_linear(const Exec& ex, Tensor x, const Int8Matrix& w, Tensor y);
+
+void decode_linear(const Exec& ex, const DecodeRows& x, const Int8Matrix& w, Tensor y, Tensor rest = {});
+void decode_linear_swiglu(const Exec& ex, const DecodeRows& x, const Int8Matrix& w, Tensor gate_up, Tensor h);
+void decode_linear_add(const Exec& ex, Tensor x, const Int8Matrix& w, Tensor delta, Tensor s);
 
 }  // namespace sps::ops

@@ -121,6 +121,51 @@ TEST(Int8, TheProductIsThatOfTheWeightsAsTheyAreRead) {
   is_the_product(DType::bf16);
 }
 
+// With what stands beside a product in a block: the bits of decode_linear on the weights as they are read.
+void is_all_of_the_product(DType act) {
+  const DType wide = act == DType::f64 ? DType::f64 : DType::f32;
+  for (const int64_t rows : {1, 5, 20}) {
+    constexpr int64_t kIn = 130, kOut = 70, kRest = 44;
+    Matrix s(wide, rows + 2, kIn), x(act, rows, kIn, kIn + 1), gain(wide, 1, kIn), w(DType::f32, kOut, kIn);
+    s.randomise(1, "s"), x.randomise(1, "x"), gain.randomise(1, "gain"), w.randomise(1, "w");
+    const Int8 q(w);
+    const Matrix read = q.read(act);
+    Matrix n(act, rows, kIn), rstd(wide, rows, 1), picked(wide, rows, kIn);
+    std::vector<int32_t> pick;
+    for (int64_t r = 0; r < rows; ++r) pick.push_back(int32_t(r == 0 ? 0 : r + 1));
+    const DecodeRows normed(s->rows_from(1, rows), gain, 1e-5F, n, rstd);
+    DecodeRows some(s, gain, 1e-5F, n, rstd);
+    some.pick = pick, some.s = picked;
+    const auto equal = [&](const Matrix& a, const Matrix& b, const char* what) {
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < b->cols; ++c)
+          ASSERT_EQ(a.get(r, c), b.get(r, c)) << what << " " << dtype_name(act) << " " << rows;
+    };
+    for (const DecodeRows& from : {DecodeRows(x), normed, some}) {
+      Matrix y(act, rows, kOut - kRest), rest(act, rows, kRest), y2(act, rows, kOut - kRest),
+          rest2(act, rows, kRest);
+      decode_linear({}, from, read, y, rest);
+      decode_linear({}, from, q.matrix, y2, rest2);
+      equal(y2, y, "y"), equal(rest2, rest, "rest");
+      Matrix gate_up(act, rows, kOut), h(act, rows, kOut / 2), h2(act, rows, kOut / 2);
+      decode_linear_swiglu({}, from, read, gate_up, h);
+      decode_linear_swiglu({}, from, q.matrix, gate_up, h2);
+      equal(h2, h, "h");
+    }
+    Matrix delta(act, rows, kOut), sum(wide, rows, kOut), sum2(wide, rows, kOut);
+    sum.randomise(2, "sum"), sum2.randomise(2, "sum");
+    decode_linear_add({}, x, read, delta, sum);
+    decode_linear_add({}, x, q.matrix, delta, sum2);
+    equal(sum2, sum, "sum");
+  }
+}
+
+TEST(Int8, SoIsWhatStandsBesideIt) {
+  for (const DType act : {DType::f64, DType::f32, DType::bf16}) is_all_of_the_product(act);
+  const ForceBf16Fallback no_tiles;
+  is_all_of_the_product(DType::bf16);
+}
+
 TEST(Int8DeathTest, ShapesThatDoNotFitAbort) {
   Matrix w(DType::f32, 4, 8), narrow(DType::f32, 4, 7), x(DType::f32, 2, 8), y(DType::f32, 2, 4);
   const Int8 q(w);
@@ -128,6 +173,8 @@ TEST(Int8DeathTest, ShapesThatDoNotFitAbort) {
   EXPECT_DEATH(dequantize_int8(q.matrix, narrow), "w.cols");
   EXPECT_DEATH(int8_linear({}, narrow->rows_from(0, 2), q.matrix, y), "x.cols == w.cols");
   EXPECT_DEATH(int8_linear({}, x, q.matrix, y->cols_from(0, 3)), "w.rows");
+  EXPECT_DEATH(decode_linear({}, Tensor(x), q.matrix, y->cols_from(0, 3)), "w.rows");
+  EXPECT_DEATH(q.matrix.rows_from(2, 3), "count <= rows");
 }
 
 }  // namespace
