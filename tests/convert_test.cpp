@@ -20,12 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-nlohmann::json json_of(const TestDir& dir, const Arguments& arguments) {
-  const Outcome o = run_program(dir.path(), arguments + Arguments{"--json"});
-  EXPECT_EQ(o.status, 0) << o.err;
-  return parse_json(o.status == 0 ? o.out : "{}", arguments[0]);
-}
-
 fs::path write_ids(const TestDir& dir, const std::string& name, const std::vector<int32_t>& ids) {
   TokenWriter writer(dir / name, TokenType::u16);
   writer.append(ids);

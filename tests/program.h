@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "base/json.h"
 #include "base/test_dir.h"
 
 namespace sps {
@@ -92,6 +94,14 @@ class Program {
 
 inline Outcome run_program(const std::filesystem::path& folder, const Arguments& arguments) {
   return Program(folder, arguments).wait();
+}
+
+// The standard output of a command that must succeed and print one JSON object.
+inline nlohmann::json json_of(const TestDir& dir, const Arguments& arguments) {
+  const Outcome o = run_program(dir.path(), arguments + Arguments{"--json"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), o.status == 0 ? 1 : 0) << o.out;
+  return parse_json(o.status == 0 ? o.out : "{}", arguments[0]);
 }
 
 // Settings that make any demo recipe a model of a few thousand numbers and steps of 256 tokens.
