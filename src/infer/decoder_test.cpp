@@ -73,8 +73,8 @@ class DecoderTest : public ModelTest {
 
 // The bar of the whole room: what decoding gives is what one pass over the text gives, at every position. In
 // bf16 both round to 8 bits a dozen times a block, each in its own way, which these narrow models magnify:
-// there decoding must be as near to the reference as the dense pass is (root mean square over the positions).
-// On a GPU it also rounds probabilities to bf16, which the dense pass does for wider heads only.
+// there decoding must be as near to the reference as the dense pass is (root mean square over the positions
+// of all schedules; on a CPU of each, though the last one leaves six).
 TEST_P(DecoderTest, EqualsTheDenseForwardPass) {
   const auto reference = dense_model(config_, DType::f64);
   std::vector<std::vector<std::vector<double>>> truth;
@@ -85,6 +85,7 @@ TEST_P(DecoderTest, EqualsTheDenseForwardPass) {
     std::vector<std::vector<std::vector<double>>> dense;
     for (const auto& text : texts_) dense.push_back(dense_logits(*model, text));
     Decoder decoder(config_, model->parameters(), model->store(), small());
+    double all_squares = 0, all_dense_squares = 0;
     for (size_t s = 0; s < schedules_.size(); ++s) {
       double worst = 0, squares = 0, dense_squares = 0;
       for (const auto& [at, logits] : decode(decoder, texts_, schedules_[s])) {
@@ -95,12 +96,14 @@ TEST_P(DecoderTest, EqualsTheDenseForwardPass) {
         squares += std::pow(relative_difference(logits, truth[text][size_t(position)]), 2);
         dense_squares += std::pow(relative_difference(want, truth[text][size_t(position)]), 2);
       }
-      if (dtype == DType::bf16)
-        EXPECT_LE(std::sqrt(squares), (backend.device == Device::cuda ? 2 : 1.5) * std::sqrt(dense_squares))
-            << backend.name() << " schedule " << s;
-      else
+      all_squares += squares, all_dense_squares += dense_squares;
+      if (dtype != DType::bf16)
         EXPECT_LE(worst, dtype == DType::f64 ? 1e-10 : 1e-4) << backend.name() << " schedule " << s;
+      else if (backend.device == Device::cpu)
+        EXPECT_LE(std::sqrt(squares), 1.5 * std::sqrt(dense_squares)) << backend.name() << " schedule " << s;
     }
+    if (dtype == DType::bf16)
+      EXPECT_LE(std::sqrt(all_squares), 1.5 * std::sqrt(all_dense_squares)) << backend.name();
     EXPECT_EQ(decoder.free_pages(), decoder.options().pages);
   }
 }

@@ -1,6 +1,5 @@
 #include "infer/int8_weights.h"
 
-#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -10,15 +9,10 @@ namespace sps {
 
 namespace {
 
-std::set<int> read_by_products(const ModelParameters& parameters) {
-  std::set<int> matrices{parameters.head};
-  const auto add = [&](const BlockParameters& b) {
-    for (const int tensor : {b.qkv, b.out, b.gate_up, b.down, b.read_kv})
-      if (tensor != kNoParameter) matrices.insert(tensor);
-  };
-  for (const BlockParameters& b : parameters.state) add(b);
-  for (const BlockParameters& b : parameters.pred) add(b);
-  add(parameters.read_head);
+std::vector<int> read_by_products(const ModelParameters& parameters) {
+  std::vector<int> matrices;
+  for (size_t i = 0; i < parameters.list.size(); ++i)
+    if (parameters.list[i].product) matrices.push_back(int(i));
   return matrices;
 }
 
@@ -31,7 +25,7 @@ size_t whole_lines(size_t bytes) {
 
 Int8Weights::Int8Weights(const ModelParameters& parameters, ParameterStore& store)
     : matrices_(parameters.list.size()) {
-  const std::set<int> matrices = read_by_products(parameters);
+  const std::vector<int> matrices = read_by_products(parameters);
   size_t bytes = 0;
   for (const int i : matrices) {
     const Tensor w = store.weight(i);

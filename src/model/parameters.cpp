@@ -51,14 +51,19 @@ class Builder {
 
   // A gain may be folded into what projects keys from a level, and a tied head is a table of embeddings.
   void mark_products() {
-    const auto mark = [&](int i, bool product) {
-      if (i != kNoParameter) p_.list[size_t(i)].product = product;
+    const auto mark = [&](int i, bool elsewhere) {
+      if (i == kNoParameter) return;
+      p_.list[size_t(i)].product = true;
+      p_.list[size_t(i)].elsewhere |= elsewhere;
     };
-    mark(p_.head, !c_.tie_head);
+    const auto mark_block = [&](const BlockParameters& b) {
+      for (const int i : {b.qkv, b.out, b.gate_up, b.down}) mark(i, false);
+      mark(b.read_kv, true);
+    };
+    mark(p_.head, c_.tie_head);
     for (const auto* blocks : {&p_.state, &p_.pred})
-      for (const BlockParameters& b : *blocks)
-        for (const int i : {b.qkv, b.out, b.gate_up, b.down}) mark(i, true);
-    for (const BlockParameters& b : p_.pred) mark(b.read_kv, false);
+      for (const BlockParameters& b : *blocks) mark_block(b);
+    mark_block(p_.read_head);
   }
 
   void attention(const std::string& at, const Tower& t, bool keys, BlockParameters& b) {
@@ -183,10 +188,21 @@ void lay_out_moments(const std::vector<Parameter>& list, DType master, Arena& ar
   }
 }
 
+namespace {
+
+bool holds_all(DType compute, bool gradients, Masters masters) {
+  return gradients || compute != DType::bf16 || masters == Masters::all;
+}
+bool needs_master(const Parameter& p) {
+  return !p.product || p.elsewhere;
+}
+
+}  // namespace
+
 int64_t held_masters(const std::vector<Parameter>& list, DType compute, bool gradients, Masters masters) {
-  const bool all = gradients || compute != DType::bf16 || masters == Masters::all;
   int64_t count = 0;
-  for (const Parameter& p : list) count += all || !p.product ? p.count() : 0;
+  for (const Parameter& p : list)
+    count += holds_all(compute, gradients, masters) || needs_master(p) ? p.count() : 0;
   return count;
 }
 
@@ -196,9 +212,9 @@ ParameterStore::ParameterStore(const std::vector<Parameter>& list, DType compute
       compute_(compute),
       master_(master_of(compute)),
       device_(device),
-      all_masters_(gradients || compute != DType::bf16 || masters == Masters::all) {
+      all_masters_(holds_all(compute, gradients, masters)) {
   SPS_CHECK(device == Device::cpu || compute != DType::f64);
-  const auto held = [&](const Parameter& p) { return all_masters_ || !p.product; };
+  const auto held = [&](const Parameter& p) { return all_masters_ || needs_master(p); };
   int64_t total = 0;
   for (const Parameter& p : list_) total += p.count();
   const auto lay_out = [&](Arena& arena) {

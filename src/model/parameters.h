@@ -30,7 +30,8 @@ struct Parameter {
   double init_mean = 0;
   bool embedding = false;  // counted as embedding in "non-embedding parameters" (two-tower spec, 1.10)
   bool frozen = false;     // read by the forward pass alone: no gradient, no moments, no update
-  bool product = false;    // matrix products alone read it
+  bool product = false;    // matrix products read it,
+  bool elsewhere = false;  // and something else does too
 
   int64_t rows() const { return shape.size() == 2 ? shape[0] : 1; }
   int64_t cols() const { return shape.back(); }
