@@ -97,13 +97,15 @@ TEST_P(DecoderTest, EqualsTheDenseForwardPass) {
         dense_squares += std::pow(relative_difference(want, truth[text][size_t(position)]), 2);
       }
       all_squares += squares, all_dense_squares += dense_squares;
-      if (dtype != DType::bf16)
+      if (dtype != DType::bf16) {
         EXPECT_LE(worst, dtype == DType::f64 ? 1e-10 : 1e-4) << backend.name() << " schedule " << s;
-      else if (backend.device == Device::cpu)
+      } else if (backend.device == Device::cpu) {
         EXPECT_LE(std::sqrt(squares), 1.5 * std::sqrt(dense_squares)) << backend.name() << " schedule " << s;
+      }
     }
-    if (dtype == DType::bf16)
+    if (dtype == DType::bf16) {
       EXPECT_LE(std::sqrt(all_squares), 1.5 * std::sqrt(all_dense_squares)) << backend.name();
+    }
     EXPECT_EQ(decoder.free_pages(), decoder.options().pages);
   }
 }
