@@ -1,0 +1,133 @@
+// The list of stages, and the launch.
+#include <algorithm>
+#include <vector>
+
+#include "ops/decode_program/decode_program_cuda.h"
+#include "ops/decode_program/decode_program_kernel.cuh"
+#include "tensor/memory.h"
+
+namespace sps::ops::decode_program {
+
+namespace {
+
+__global__ void __launch_bounds__(kThreads, 1) program_kernel(const __grid_constant__ Program program) {
+  extern __shared__ __align__(128) unsigned char memory[];
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  run_program(program, memory);
+#endif
+}
+
+constexpr int kMostWork = 96 << 10;  // bytes of a block's memory that rows may take; most is the ring's
+
+int most_shared() {
+  static const int bytes = [] {
+    int most = 0;
+    SPS_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    return most;
+  }();
+  return bytes;
+}
+
+// Bytes, in whole lines.
+int rounded_up(int bytes) {
+  return (bytes + 127) / 128 * 128;
+}
+
+struct StageSize {
+  int work, piece;  // bytes
+};
+
+class List final : public GpuList {
+ public:
+  List(const Exec& ex, int64_t most_stages)
+      : ex_(ex),
+        most_(size_t(most_stages)),
+        records_(most_ * sizeof(Record), Memory::device),
+        // A launch has a counter more than stages, and at least one stage.
+        counters_(2 * most_ * kCounterStep * sizeof(unsigned), Memory::device) {}
+
+  bool add(const DecodeCall& call) override {
+    const DecodeRows& x = call.x;
+    if (list_.size() == most_ || call.w.dtype != DType::bf16 || x.rows() > kMostRows) return false;
+    if (!rows_aligned(16, x.x, call.w) || (x.gain && !rows_aligned(16, x.gain))) return false;
+    if (call.w.rows == 0 || call.w.rows > INT32_MAX / 2 || call.w.cols > INT32_MAX / 64) return false;
+    Stage s;
+    s.product = decode_product::make_product<bf16>(call);
+    Product<bf16>& p = s.product;
+    s.parts = decode_product::parts_of(p.k), s.chunks = int(ceil_div(p.k, kChunk));
+    s.pieces = int(ceil_div(s.chunks, kPieceChunks)), s.piece_chunks = int(ceil_div(s.chunks, s.pieces));
+    s.pieces = int(ceil_div(s.chunks, s.piece_chunks));
+    const int tile_sums = s.parts * p.rows * kFeatures * int(sizeof(float)),
+              halves = p.end == DecodeEnd::swiglu ? 2 : 1;
+    s.batch = kSumsBytes / (tile_sums * halves);
+    p.tiles = int(ceil_div(p.outputs, kFeatures));
+    const int64_t floats = p.gain != nullptr ? int64_t{4} * p.k : 0,
+                  work = p.rows * (row_step(s.chunks) + floats),
+                  piece = std::max<int64_t>(kFeatures * row_step(s.piece_chunks), floats);
+    if (work > kMostWork || ring_beside(kMostWork) < 2 * piece) return false;
+    work_ = std::max(work_, rounded_up(int(work)));
+
+    const int blocks = gpu_info().multiprocessors;
+    s.first_block = next_block_, s.awaited = arrivals_;
+    next_block_ = (next_block_ + p.tiles) % blocks, arrivals_ = std::min(p.tiles, blocks);
+    list_.push_back({s});
+    return true;
+  }
+
+  void launch() override {
+    const size_t stages = list_.size() - launched_;
+    if (stages == 0) return;
+    Program program;
+    program.records = reinterpret_cast<const Record*>(records_.data()) + launched_;
+    // Each launch before has a counter of its own behind those of its stages.
+    program.counters = reinterpret_cast<unsigned*>(counters_.data()) + (launched_ + launches_) * kCounterStep;
+    program.stages = int32_t(stages);
+    program.work_bytes = work_, program.ring_bytes = ring_beside(work_);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned(gpu_info().multiprocessors)), config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = size_t(most_shared()), config.stream = stream_of(ex_);
+    cudaLaunchAttribute together{};
+    together.id = cudaLaunchAttributeCooperative, together.val.cooperative = 1;
+    config.attrs = &together, config.numAttrs = 1;
+    SPS_CUDA(
+        cudaFuncSetAttribute(program_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared()));
+    SPS_CUDA(cudaLaunchKernelEx(&config, program_kernel, program));
+    launched_ = list_.size(), ++launches_;
+    work_ = 0, arrivals_ = 0;
+  }
+
+  void upload() override {
+    SPS_CHECK(launched_ == list_.size());
+    copy_bytes(ex_, records_.data(), list_.data(), list_.size() * sizeof(Record));
+    synchronize(ex_);
+  }
+
+ private:
+  static int ring_beside(int work) {
+    return (most_shared() - rounded_up(int(sizeof(Rest))) - work) / 128 * 128;
+  }
+
+  Exec ex_;
+  size_t most_;
+  std::vector<Record> list_;
+  size_t launched_ = 0, launches_ = 0;  // stages; kernels
+  int work_ = 0;                        // bytes, of the stages that wait for their launch
+  int next_block_ = 0, arrivals_ = 0;
+  Bytes records_, counters_;
+};
+
+}  // namespace
+
+bool usable_cuda() {
+#ifdef SPS_HAS_HOPPER
+  return gpu_info().major == 9;
+#else
+  return false;
+#endif
+}
+
+std::unique_ptr<GpuList> make_list_cuda(const Exec& ex, int64_t most_stages) {
+  return std::make_unique<List>(ex, most_stages);
+}
+
+}  // namespace sps::ops::decode_program
