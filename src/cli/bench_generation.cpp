@@ -65,7 +65,7 @@ void take_turn(const BenchSubject& subject, const StepTraffic& traffic, const Ge
                int64_t batch, int64_t tokens, uint64_t seed, GenerationTimes& times) {
   EngineOptions options;
   options.max_sequences = batch, options.step_rows = bench.rows_of(batch);
-  options.int8 = subject.int8();
+  options.int8 = subject.int8(), options.program = bench.program;
   const int64_t pages = (bench.prompt + bench.tokens + options.page - 1) / options.page;
   options.cache_tokens = batch * pages * options.page;
   std::unique_ptr<Engine> engine;

@@ -16,6 +16,7 @@ struct GenerationBench {
   int64_t prompt = 0, tokens = 0;  // of each text
   int64_t step_rows = 0;           // 0: whole prompts of a batch in one step, as far as 16384 positions go
   int rounds = 1;
+  bool program = true;  // see DecoderOptions
   bool ceiling = true;  // measure the memory's, once a round
   int64_t rows_of(int64_t batch) const;
 };

@@ -11,6 +11,7 @@ namespace sps {
 namespace {
 
 constexpr size_t kMostGraphs = 64;
+constexpr int64_t kStageCalls = 12;  // of a program, for a stage of the plan; more go beside it
 
 DecoderOptions filled_in(DecoderOptions o, const ModelConfig& c) {
   SPS_CHECK(o.slots > 0 && o.page > 0 && o.pages >= 0 && o.step_rows >= 0);
@@ -117,6 +118,7 @@ void Decoder::issue() {
   const auto pass = [this] {
     forward();
     readout();
+    device();  // the program's end
   };
   if (ex_.device == Device::cpu || !options_.graphs || lists_.longest > 1) return pass();
   const size_t growths = device_scratch_growths();
@@ -134,7 +136,17 @@ void Decoder::issue() {
   }
   Recorded& step = known->second;
   step.last_use = steps_;
-  if (!step.graph) step.graph.record(ex_, pass);
+  if (!step.graph) {
+    if (options_.program && ops::DecodeProgram::usable(ex_))
+      step.program.emplace(ex_, kStageCalls * int64_t(plan_.stages.size() + 1));
+    program_ = step.program ? &*step.program : nullptr;
+    const struct Reset {
+      ops::DecodeProgram*& program;
+      ~Reset() { program = nullptr; }
+    } reset{program_};
+    step.graph.record(ex_, pass);
+    if (step.program) step.program->upload();
+  }
   step.graph.start(ex_);
 }
 
