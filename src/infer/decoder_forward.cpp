@@ -358,7 +358,8 @@ void Decoder::attention(size_t n_stage, Wanted asking, Wanted fresh) {
   if (fresh.x) turn(kState, Part::x, wx.k_norm, keys[kState].cache.paged || !read_elsewhere(stage));
   if (fresh.p) turn(kPred, Part::p, wp.k_norm, true);
   if (one_table && ops::decode_attention_rotates(ex_, shape, lists_, raw_queries, raw_keys, rotation)) {
-    ops::decode_attention(device(), shape, lists_, raw_queries, raw_keys, rotation);
+    if (program_ == nullptr || !program_->attention(shape, lists_, raw_queries, raw_keys, rotation))
+      ops::decode_attention(device(), shape, lists_, raw_queries, raw_keys, rotation);
     if (fresh.x) kept_[size_t(caches_.find(KeyPair::state, stage.state))] = rotation.set[kState].keep;
     if (fresh.p) kept_[size_t(caches_.find(KeyPair::pred, stage.pred))] = true;
     return;

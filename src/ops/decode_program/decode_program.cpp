@@ -38,6 +38,17 @@ bool DecodeProgram::linear_add(Tensor x, Tensor w, Tensor s) {
   return list_->gpu->add({x, w, s, {}, DecodeEnd::add});
 }
 
+bool DecodeProgram::attention(const DecodeShape& shape, const DecodeStep& step,
+                              const std::array<DecodeQueries, kMaxQueryStreams>& queries,
+                              const std::array<DecodeKeys, kMaxKeySets>& keys,
+                              const DecodeRotation& rotation) {
+  if constexpr (kCudaBuilt) {
+    const auto problem = decode::rotated_problem(shape, step, queries, keys, rotation);
+    return problem && list_->gpu->add(*problem);
+  }
+  return false;
+}
+
 void DecodeProgram::launch() {
   list_->gpu->launch();
 }

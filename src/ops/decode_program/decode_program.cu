@@ -10,14 +10,16 @@ namespace sps::ops::decode_program {
 
 namespace {
 
+template <int D>
 __global__ void __launch_bounds__(kThreads, 1) program_kernel(const __grid_constant__ Program program) {
   extern __shared__ __align__(128) unsigned char memory[];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  run_program(program, memory);
+  run_program<D>(program, memory);
 #endif
 }
 
-constexpr int kMostWork = 96 << 10;  // bytes of a block's memory that rows may take; most is the ring's
+constexpr int kMostWork = 96 << 10,
+              kMostAttention = 80 << 10;  // bytes of a block that rows, and attention, may take
 
 int most_shared() {
   static const int bytes = [] {
@@ -33,9 +35,14 @@ int rounded_up(int bytes) {
   return (bytes + 127) / 128 * 128;
 }
 
-struct StageSize {
-  int work, piece;  // bytes
-};
+// Calls f with the widest heads of the kernel that serves these, 0 for none.
+template <class F>
+void with_head_dim(int head_dim, F&& f) {
+  if (head_dim == 0) return f.template operator()<0>();
+  if (head_dim <= 64) return f.template operator()<64>();
+  if (head_dim <= 96) return f.template operator()<96>();
+  f.template operator()<128>();
+}
 
 class List final : public GpuList {
  public:
@@ -64,13 +71,32 @@ class List final : public GpuList {
     const int64_t floats = p.gain != nullptr ? int64_t{4} * p.k : 0,
                   work = p.rows * (row_step(s.chunks) + floats),
                   piece = std::max<int64_t>(kFeatures * row_step(s.piece_chunks), floats);
-    if (work > kMostWork || ring_beside(kMostWork) < 2 * piece) return false;
+    if (work > kMostWork || ring_beside(kMostWork + kMostAttention) < 2 * piece) return false;
     work_ = std::max(work_, rounded_up(int(work)));
 
     const int blocks = gpu_info().multiprocessors;
     s.first_block = next_block_, s.awaited = arrivals_;
     next_block_ = (next_block_ + p.tiles) % blocks, arrivals_ = std::min(p.tiles, blocks);
-    list_.push_back({s});
+    list_.push_back({s, {}, {}});
+    return true;
+  }
+
+  bool add(const decode::Problem& p) override {
+    if (list_.size() == most_ || p.runs == 0) return false;
+    const decode::Partials partials = decode::partials_of(ex_, p);
+    const int64_t items = int64_t{partials.count} * p.most_items;
+    if (items > INT32_MAX) return false;
+    int dim = 0, warps = 0;
+    with_head_dim(p.head_dim, [&]<int D>() {
+      const int most = std::min(kWorkers, kMostAttention / std::max(attention_bytes<D>(1), 1));
+      dim = D, warps = int(std::clamp<int64_t>(ceil_div(items, gpu_info().multiprocessors), 1, most));
+    });
+    if (head_dim_ != 0 && head_dim_ != dim) launch();
+    head_dim_ = dim, attention_warps_ = std::max(attention_warps_, warps);
+    Stage s;
+    s.attends = true, s.awaited = arrivals_;
+    arrivals_ = partials.count;
+    list_.push_back({s, p, partials});
     return true;
   }
 
@@ -82,18 +108,21 @@ class List final : public GpuList {
     // Each launch before has a counter of its own behind those of its stages.
     program.counters = reinterpret_cast<unsigned*>(counters_.data()) + (launched_ + launches_) * kCounterStep;
     program.stages = int32_t(stages);
-    program.work_bytes = work_, program.ring_bytes = ring_beside(work_);
+    program.work_bytes = work_, program.attention_warps = attention_warps_;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(unsigned(gpu_info().multiprocessors)), config.blockDim = dim3(kThreads);
     config.dynamicSmemBytes = size_t(most_shared()), config.stream = stream_of(ex_);
     cudaLaunchAttribute together{};
     together.id = cudaLaunchAttributeCooperative, together.val.cooperative = 1;
     config.attrs = &together, config.numAttrs = 1;
-    SPS_CUDA(
-        cudaFuncSetAttribute(program_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared()));
-    SPS_CUDA(cudaLaunchKernelEx(&config, program_kernel, program));
+    with_head_dim(head_dim_, [&]<int D>() {
+      program.ring_bytes = ring_beside(work_ + attention_bytes<D>(attention_warps_));
+      SPS_CUDA(cudaFuncSetAttribute(program_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    most_shared()));
+      SPS_CUDA(cudaLaunchKernelEx(&config, program_kernel<D>, program));
+    });
     launched_ = list_.size(), ++launches_;
-    work_ = 0, arrivals_ = 0;
+    work_ = arrivals_ = head_dim_ = attention_warps_ = 0;
   }
 
   void upload() override {
@@ -103,8 +132,8 @@ class List final : public GpuList {
   }
 
  private:
-  static int ring_beside(int work) {
-    return (most_shared() - rounded_up(int(sizeof(Rest))) - work) / 128 * 128;
+  static int ring_beside(int bytes) {
+    return (most_shared() - rounded_up(int(sizeof(Rest))) - bytes) / 128 * 128;
   }
 
   Exec ex_;
@@ -113,6 +142,7 @@ class List final : public GpuList {
   size_t launched_ = 0, launches_ = 0;  // stages; kernels
   int work_ = 0;                        // bytes, of the stages that wait for their launch
   int next_block_ = 0, arrivals_ = 0;
+  int head_dim_ = 0, attention_warps_ = 0;
   Bytes records_, counters_;
 };
 

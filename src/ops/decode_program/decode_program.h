@@ -3,11 +3,12 @@
 // same time, with the bits that the calls themselves would have given:
 //
 //   linear         decode_linear          linear_swiglu  decode_linear_swiglu
-//   linear_add     decode_linear_add
+//   linear_add     decode_linear_add      attention      decode_attention with rotation
 //
 // Order    A stage begins when the one before has ended everywhere, as if each were a kernel. Weights and
 // gains
-//          must be older than the launch; they are read ahead, past the ends of stages.
+//          must be older than the launch; they are read ahead, past the ends of stages, and so are the keys
+//          that attention's caches hold of earlier steps.
 // Use      add calls, launch(), add others, launch(), ... into a graph (StreamGraph::record), then upload()
 //          before it is started: the stages lie in this object's memory, which the graph must not outlive.
 //          The kernel wants the whole GPU: all of its blocks run at once, and wait for each other.
@@ -18,6 +19,7 @@
 
 #include <memory>
 
+#include "ops/decode_attention/decode_attention.h"
 #include "ops/decode_linear/decode_linear.h"
 
 namespace sps::ops {
@@ -37,6 +39,9 @@ class DecodeProgram {
   bool linear(const DecodeRows& x, Tensor w, Tensor y, Tensor rest = {});
   bool linear_swiglu(const DecodeRows& x, Tensor w, Tensor h);
   bool linear_add(Tensor x, Tensor w, Tensor s);
+  bool attention(const DecodeShape& shape, const DecodeStep& step,
+                 const std::array<DecodeQueries, kMaxQueryStreams>& queries,
+                 const std::array<DecodeKeys, kMaxKeySets>& keys, const DecodeRotation& rotation);
 
   // Of what was added since the last one; nothing where that is nothing.
   void launch();

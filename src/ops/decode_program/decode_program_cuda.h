@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "ops/decode_attention/decode_attention_cuda.h"
 #include "ops/decode_linear/decode_linear_cuda.h"
 
 namespace sps::ops::decode_program {
@@ -12,6 +13,7 @@ class GpuList {
  public:
   virtual ~GpuList() = default;
   virtual bool add(const DecodeCall& call) = 0;
+  virtual bool add(const decode::Problem& attention) = 0;  // with rotation
   virtual void launch() = 0;
   virtual void upload() = 0;
 };

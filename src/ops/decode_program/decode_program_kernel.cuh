@@ -8,8 +8,12 @@
 // A stage begins when the counter of the one before says that all blocks that had a part in it have written
 // theirs. What other blocks have written is read past the first-level cache. Sums are made of the same parts,
 // in the same order, as decode_linear_product.cuh makes them.
+//
+// Some of the warps are attention's (SplitWarp): each asks for its first keys of earlier steps before the
+// product in front of the attention, so that they are there when its queries are.
 #pragma once
 
+#include "ops/decode_attention/decode_attention_split.cuh"
 #include "ops/decode_linear/decode_linear_product.cuh"
 #include "ops/decode_program/decode_program_ring.cuh"
 
@@ -28,6 +32,7 @@ constexpr int kCounterStep = 32;     // unsigned numbers from one counter to the
 constexpr int kWorkersBarrier = 1;   // number of the barrier among the workers
 
 struct Stage {
+  bool attends = false;           // else it multiplies
   int32_t first_block = 0;        // which block has tile 0
   int32_t awaited = 0;            // what the counter of the stage before counts up to; 0: nothing to wait for
   int32_t parts = 0, chunks = 0;  // of k
@@ -37,6 +42,8 @@ struct Stage {
 };
 struct alignas(16) Record {
   Stage stage;
+  decode::Problem attention;
+  decode::Partials partials;
 };
 constexpr int kStageVectors = int((sizeof(Stage) + 15) / 16), kRecordVectors = int(sizeof(Record) / 16);
 static_assert(kStageVectors <= kWarp && kRecordVectors <= kWorkerThreads);
@@ -46,16 +53,29 @@ struct Program {
   unsigned* counters = nullptr;  // of every stage, and of the blocks that have ended; 0 between kernels
   int32_t stages = 0;
   int32_t ring_bytes = 0, work_bytes = 0;
+  int32_t attention_warps = 0;
 };
 
 // Rows of x as the products read them: rows lie a half chunk apart in their banks.
 __host__ __device__ constexpr int row_step(int chunks) {
   return chunks * kChunkBytes + kHalf;
 }
-// Shared memory: the ring, rows of x, then this.
+// Of a warp of attention, with heads up to D wide; 0: there is none.
+template <int D>
+struct AttentionWarp {
+  decode::WarpShared<D, 1> shared;
+};
+template <>
+struct AttentionWarp<0> {};
+template <int D>
+__host__ __device__ constexpr int attention_bytes(int warps) {
+  return D == 0 ? 0 : warps * int(sizeof(AttentionWarp<D>));
+}
+constexpr int kRecords = 4;  // of the stage, those on either side, and the one that is written
+// Shared memory: the ring, rows of x, attention's warps, then this.
 struct Rest {
   alignas(16) float sums[kSumsBytes / sizeof(float)];
-  Record record[2];  // of the stage, and of the next
+  Record record[kRecords];
   alignas(16) uint4 loaded[kStageVectors];
   RingBarriers barriers;
   float scale[kMostRows];
@@ -108,7 +128,7 @@ __device__ __forceinline__ void load_weights(const Program& program, unsigned ch
     const Stage s = *reinterpret_cast<const Stage*>(rest.loaded);
     const Product<bf16>& p = s.product;
     int tile = first_tile(s);
-    if (tile >= p.tiles) continue;
+    if (s.attends || tile >= p.tiles) continue;
     if (p.gain != nullptr) push(gain_bytes(p), 1, gain_bytes(p), 0, p.gain);
     for (; tile < p.tiles; tile += int(gridDim.x)) {
       const int rows = min(kFeatures, p.outputs - tile * kFeatures);
@@ -125,7 +145,7 @@ __device__ __forceinline__ void load_weights(const Program& program, unsigned ch
 }
 
 __device__ __forceinline__ void meet() {
-  hopper::named_sync(kWorkersBarrier, kWorkerThreads);
+  asm volatile("bar.sync %0, %1;" ::"n"(kWorkersBarrier), "n"(kWorkerThreads) : "memory");
 }
 __device__ __forceinline__ void await_stage(const unsigned* counter, unsigned arrivals) {
   const auto arrived = [&] {
@@ -138,10 +158,11 @@ __device__ __forceinline__ void await_stage(const unsigned* counter, unsigned ar
   while (!arrived()) dog.look();
 }
 // After a barrier of those whose writes it is about.
-__device__ __forceinline__ void end_stage(unsigned* counter) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+__device__ __forceinline__ void arrive(unsigned* counter, unsigned arrivals) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(arrivals) : "memory");
 }
 
+template <int D>
 struct Worker {
   const Program& program;
   const unsigned char* const ring;
@@ -150,6 +171,7 @@ struct Worker {
   RingWalk walk;
   const int me = int(threadIdx.x), warp = me / kWarp, lane = me % kWarp;
 
+  __device__ unsigned* counter(int stage) const { return program.counters + stage * kCounterStep; }
   __device__ void await_piece() const { wait_for(rest.barriers.full[walk.slot()], walk.parity()); }
   __device__ void leave_piece(int size) {
     hopper::warp_arrive(hopper::smem_address(&rest.barriers.empty[walk.slot()]));
@@ -242,11 +264,11 @@ struct Worker {
   }
 
   // Whether this block has a part in it.
-  __device__ bool product(const Stage& s, const unsigned* before) {
+  __device__ bool product(const Stage& s, int stage) {
     const Product<bf16>& p = s.product;
     const int first = first_tile(s), blocks = int(gridDim.x);
     if (first >= p.tiles) return false;
-    if (me == 0 && s.awaited > 0) await_stage(before, unsigned(s.awaited));
+    if (me == 0 && s.awaited > 0) await_stage(counter(stage - 1), unsigned(s.awaited));
     meet();
 
     // Result i of a batch: of tile i / (8 rows), row by row.
@@ -300,23 +322,67 @@ struct Worker {
     return true;
   }
 
-  __device__ void run() {
-    const bool copies = me < kRecordVectors;
-    const auto put_record = [&](int stage, uint4 x) {
-      if (copies) reinterpret_cast<uint4*>(&rest.record[stage % 2])[me] = x;
-    };
-    put_record(0, copies ? record_vector(program, 0, me) : make_uint4(0, 0, 0, 0));
-    meet();
-    for (int n = 0; n < program.stages; ++n) {
-      const bool more = n + 1 < program.stages;
-      const uint4 next = copies && more ? record_vector(program, n + 1, me) : make_uint4(0, 0, 0, 0);
-      unsigned* const counter = program.counters + n * kCounterStep;
-      const Stage s = rest.record[n % 2].stage;
-      const bool part = product(s, counter - kCounterStep);
-      if (more) put_record(n + 1, next);
+  __device__ const Record& record(int stage) const {
+    return rest.record[stage % kRecords];
+  }
+  __device__ void put_record(int stage, uint4 x) {
+    if (me < kRecordVectors) reinterpret_cast<uint4*>(&rest.record[stage % kRecords])[me] = x;
+  }
+  __device__ uint4 ask_record(int stage) const {
+    return me < kRecordVectors && stage < program.stages ? record_vector(program, stage, me)
+                                                         : make_uint4(0, 0, 0, 0);
+  }
+
+  // The rest of an attention.
+  template <class Split>
+  __device__ void attend(int stage, Split& split) {
+    const Stage& s = record(stage).stage;
+    bool waited = s.awaited == 0;
+    const int tiles = split.finish([&](int, int) {
+      if (!waited && lane == 0) await_stage(counter(stage - 1), unsigned(s.awaited));
+      waited = true;
+      __syncwarp();
+    });
+    __syncwarp();
+    if (tiles > 0 && lane == 0) arrive(counter(stage), unsigned(tiles));
+  }
+
+  // A product, an attention, or one behind the other; returns how many stages that were.
+  __device__ int step(int n) {
+    const bool multiplies = !record(n).stage.attends;
+    const int last = n + int(multiplies);
+    const auto to_product = [&] {
+      const uint4 coming = ask_record(n + 2);
+      const Stage s = record(n).stage;
+      const bool part = product(s, n);
+      put_record(n + 2, coming);
       meet();
-      if (part && me == 0) end_stage(counter);
+      if (part && me == 0) arrive(counter(n), 1);
+    };
+    if constexpr (D > 0) {
+      const bool attends = last < program.stages && record(last).stage.attends,
+                 mine = attends && warp < program.attention_warps;
+      auto* const memory = reinterpret_cast<AttentionWarp<D>*>(work + program.work_bytes) + warp;
+      const Record& r = record(last);
+      decode::SplitWarp<D, true, 1> split(r.attention, r.partials, memory->shared);
+      if (mine) split.start({int(blockIdx.x), int(gridDim.x), warp, program.attention_warps});
+      if (multiplies) to_product();
+      if (!attends) return 1;
+      const uint4 coming = ask_record(last + 2);
+      if (mine) attend(last, split);
+      put_record(last + 2, coming);
+      meet();
+      return int(multiplies) + 1;
     }
+    to_product();
+    return 1;
+  }
+
+  __device__ void run() {
+    put_record(0, ask_record(0));
+    put_record(1, ask_record(1));
+    meet();
+    for (int n = 0; n < program.stages;) n += step(n);
     // Nobody looks at a counter any more when all blocks are here: the last one leaves zeros behind.
     unsigned* const ended = program.counters + program.stages * kCounterStep;
     if (me == 0) {
@@ -330,8 +396,10 @@ struct Worker {
   }
 };
 
+template <int D>
 __device__ __forceinline__ void run_program(const Program& program, unsigned char* memory) {
-  Rest& rest = *reinterpret_cast<Rest*>(memory + program.ring_bytes + program.work_bytes);
+  Rest& rest = *reinterpret_cast<Rest*>(memory + program.ring_bytes + program.work_bytes +
+                                        attention_bytes<D>(program.attention_warps));
   if (int(threadIdx.x) < kPieces) {
     hopper::barrier_init(hopper::smem_address(&rest.barriers.full[threadIdx.x]), 1);
     hopper::barrier_init(hopper::smem_address(&rest.barriers.empty[threadIdx.x]),
@@ -340,7 +408,7 @@ __device__ __forceinline__ void run_program(const Program& program, unsigned cha
   }
   __syncthreads();
   if (int(threadIdx.x) >= kWorkerThreads) return load_weights(program, memory, rest);
-  Worker{program, memory, memory + program.ring_bytes, rest, RingWalk(program.ring_bytes)}.run();
+  Worker<D>{program, memory, memory + program.ring_bytes, rest, RingWalk(program.ring_bytes)}.run();
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL

@@ -5,8 +5,8 @@
 // says that its bytes are there, another that all warps have read them; kPieces of each take turns.
 #pragma once
 
-#include "ops/attention/attention_hopper.cuh"
 #include "ops/cuda.cuh"
+#include "ops/hopper.cuh"
 
 namespace sps::ops::decode_program {
 
