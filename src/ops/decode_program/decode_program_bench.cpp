@@ -8,6 +8,7 @@
 #include "ops/bench.h"
 #include "ops/decode_program/decode_program.h"
 #include "tensor/arena.h"
+#include "tensor/device.h"
 #include "tensor/graph.h"
 
 namespace sps::ops {
