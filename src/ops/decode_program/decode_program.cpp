@@ -14,10 +14,10 @@ bool DecodeProgram::usable([[maybe_unused]] const Exec& ex) {
   return false;
 }
 
-DecodeProgram::DecodeProgram(const Exec& ex, [[maybe_unused]] int64_t most_stages)
+DecodeProgram::DecodeProgram(const Exec& ex, [[maybe_unused]] int64_t most_stages, [[maybe_unused]] bool mail)
     : list_(std::make_unique<List>()) {
   SPS_CHECK(usable(ex));
-  if constexpr (kCudaBuilt) list_->gpu = decode_program::make_list_cuda(ex, most_stages);
+  if constexpr (kCudaBuilt) list_->gpu = decode_program::make_list_cuda(ex, most_stages, mail);
 }
 DecodeProgram::~DecodeProgram() = default;
 DecodeProgram::DecodeProgram(DecodeProgram&&) noexcept = default;
@@ -44,7 +44,14 @@ bool DecodeProgram::attention(const DecodeShape& shape, const DecodeStep& step,
                               const DecodeRotation& rotation) {
   if constexpr (kCudaBuilt) {
     const auto problem = decode::rotated_problem(shape, step, queries, keys, rotation);
-    return problem && list_->gpu->add(*problem);
+    std::vector<Tensor> reads, writes;
+    const auto list = [](std::vector<Tensor>& to, const Tensor& t) {
+      if (t) to.push_back(t);
+    };
+    for (const DecodeQueries& q : queries) list(reads, q.q), list(writes, q.o);
+    for (const DecodeKeys& k : keys) list(reads, k.k), list(reads, k.v);
+    for (const DecodeRotation::Set& set : rotation.set) list(writes, set.k);
+    return problem && list_->gpu->add(*problem, std::move(reads), std::move(writes));
   }
   return false;
 }

@@ -4,6 +4,7 @@
 
 #include "ops/decode_program/decode_program_cuda.h"
 #include "ops/decode_program/decode_program_kernel.cuh"
+#include "ops/decode_program/decode_program_links.cuh"
 #include "tensor/memory.h"
 
 namespace sps::ops::decode_program {
@@ -11,10 +12,10 @@ namespace sps::ops::decode_program {
 namespace {
 
 template <int D>
-__global__ void __launch_bounds__(kThreads, 1) program_kernel(const __grid_constant__ Program program) {
+__global__ void __launch_bounds__(kThreads, 1) program_kernel(const Program* program) {
   extern __shared__ __align__(128) unsigned char memory[];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  run_program<D>(program, memory);
+  run_program<D>(*program, memory);
 #endif
 }
 
@@ -46,16 +47,17 @@ void with_head_dim(int head_dim, F&& f) {
 
 class List final : public GpuList {
  public:
-  List(const Exec& ex, int64_t most_stages)
+  List(const Exec& ex, int64_t most_stages, bool by_mail)
       : ex_(ex),
         most_(size_t(most_stages)),
-        records_(most_ * sizeof(Record), Memory::device),
-        // A launch has a counter more than stages, and at least one stage.
+        by_mail_(by_mail),
+        records_memory_(most_ * sizeof(Record), Memory::device),
+        programs_memory_(most_ * sizeof(Program), Memory::device),
         counters_(2 * most_ * kCounterStep * sizeof(unsigned), Memory::device) {}
 
   bool add(const DecodeCall& call) override {
     const DecodeRows& x = call.x;
-    if (list_.size() == most_ || call.w.dtype != DType::bf16 || x.rows() > kMostRows) return false;
+    if (records_.size() == most_ || call.w.dtype != DType::bf16 || x.rows() > kMostRows) return false;
     if (!rows_aligned(16, x.x, call.w) || (x.gain && !rows_aligned(16, x.gain))) return false;
     if (call.w.rows == 0 || call.w.rows > INT32_MAX / 2 || call.w.cols > INT32_MAX / 64) return false;
     Stage s;
@@ -75,14 +77,17 @@ class List final : public GpuList {
     work_ = std::max(work_, rounded_up(int(work)));
 
     const int blocks = gpu_info().multiprocessors;
-    s.first_block = next_block_, s.awaited = arrivals_;
-    next_block_ = (next_block_ + p.tiles) % blocks, arrivals_ = std::min(p.tiles, blocks);
-    list_.push_back({s, {}, {}});
+    s.first_block = next_block_;
+    next_block_ = (next_block_ + p.tiles) % blocks;
+    Touched touched{{call.x.x}, {call.y}};
+    if (call.end == DecodeEnd::add) touched.reads.push_back(call.y);
+    if (call.rest.cols > 0) touched.writes.push_back(call.rest);
+    push({s, {}, {}}, std::move(touched), std::min(p.tiles, blocks));
     return true;
   }
 
-  bool add(const decode::Problem& p) override {
-    if (list_.size() == most_ || p.runs == 0) return false;
+  bool add(const decode::Problem& p, std::vector<Tensor> reads, std::vector<Tensor> writes) override {
+    if (records_.size() == most_ || p.runs == 0) return false;
     const decode::Partials partials = decode::partials_of(ex_, p);
     const int64_t items = int64_t{partials.count} * p.most_items;
     if (items > INT32_MAX) return false;
@@ -94,40 +99,53 @@ class List final : public GpuList {
     if (head_dim_ != 0 && head_dim_ != dim) launch();
     head_dim_ = dim, attention_warps_ = std::max(attention_warps_, warps);
     Stage s;
-    s.attends = true, s.awaited = arrivals_;
-    arrivals_ = partials.count;
-    list_.push_back({s, p, partials});
+    s.attends = true;
+    push({s, p, partials}, {std::move(reads), std::move(writes)}, partials.count);
     return true;
   }
 
   void launch() override {
-    const size_t stages = list_.size() - launched_;
-    if (stages == 0) return;
+    if (touched_.empty()) return;
+    const size_t stages = touched_.size(), first = records_.size() - stages;
+    std::vector<Stage*> linked;
+    for (size_t n = first; n < records_.size(); ++n) linked.push_back(&records_[n].stage);
+    Links links(touched_, linked, arrivals_);
+    links.make(by_mail_);
     Program program;
-    program.records = reinterpret_cast<const Record*>(records_.data()) + launched_;
-    // Each launch before has a counter of its own behind those of its stages.
-    program.counters = reinterpret_cast<unsigned*>(counters_.data()) + (launched_ + launches_) * kCounterStep;
-    program.stages = int32_t(stages);
-    program.work_bytes = work_, program.attention_warps = attention_warps_;
+    program.records = reinterpret_cast<const Record*>(records_memory_.data()) + first;
+    // Behind the counters of a launch's stages lies a line of its own numbers.
+    program.counters =
+        reinterpret_cast<unsigned*>(counters_.data()) + (first + programs_.size()) * kCounterStep;
+    program.mail_bytes = links.mail_bytes;
+    program.stages = int32_t(stages), program.work_bytes = work_, program.attention_warps = attention_warps_;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(unsigned(gpu_info().multiprocessors)), config.blockDim = dim3(kThreads);
     config.dynamicSmemBytes = size_t(most_shared()), config.stream = stream_of(ex_);
     cudaLaunchAttribute together{};
     together.id = cudaLaunchAttributeCooperative, together.val.cooperative = 1;
     config.attrs = &together, config.numAttrs = 1;
+    const auto* const there = reinterpret_cast<const Program*>(programs_memory_.data()) + programs_.size();
     with_head_dim(head_dim_, [&]<int D>() {
       program.ring_bytes = ring_beside(work_ + attention_bytes<D>(attention_warps_));
       SPS_CUDA(cudaFuncSetAttribute(program_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     most_shared()));
-      SPS_CUDA(cudaLaunchKernelEx(&config, program_kernel<D>, program));
+      SPS_CUDA(cudaLaunchKernelEx(&config, program_kernel<D>, there));
     });
-    launched_ = list_.size(), ++launches_;
-    work_ = arrivals_ = head_dim_ = attention_warps_ = 0;
+    programs_.push_back(program);
+    touched_.clear(), arrivals_.clear();
+    work_ = head_dim_ = attention_warps_ = 0;
   }
 
   void upload() override {
-    SPS_CHECK(launched_ == list_.size());
-    copy_bytes(ex_, records_.data(), list_.data(), list_.size() * sizeof(Record));
+    SPS_CHECK(touched_.empty());
+    int64_t mail = 0;
+    for (const Program& p : programs_) mail += 2 * p.mail_bytes;
+    mail_ = Bytes(size_t(mail), Memory::device);
+    auto* at = reinterpret_cast<unsigned char*>(mail_.data());
+    for (Program& p : programs_) p.mail = at, at += 2 * p.mail_bytes;
+    if (mail > 0) SPS_CUDA(cudaMemsetAsync(mail_.data(), kNoNumber & 0xFF, size_t(mail), stream_of(ex_)));
+    copy_bytes(ex_, records_memory_.data(), records_.data(), records_.size() * sizeof(Record));
+    copy_bytes(ex_, programs_memory_.data(), programs_.data(), programs_.size() * sizeof(Program));
     synchronize(ex_);
   }
 
@@ -136,14 +154,22 @@ class List final : public GpuList {
     return (most_shared() - rounded_up(int(sizeof(Rest))) - bytes) / 128 * 128;
   }
 
+  void push(const Record& record, Touched touched, int32_t arrivals) {
+    records_.push_back(record), touched_.push_back(std::move(touched)), arrivals_.push_back(arrivals);
+  }
+
   Exec ex_;
   size_t most_;
-  std::vector<Record> list_;
-  size_t launched_ = 0, launches_ = 0;  // stages; kernels
-  int work_ = 0;                        // bytes, of the stages that wait for their launch
-  int next_block_ = 0, arrivals_ = 0;
+  bool by_mail_;
+  std::vector<Record> records_;
+  std::vector<Program> programs_;  // launched; there is a stage in each
+  // Of the stages that wait for their launch.
+  std::vector<Touched> touched_;
+  std::vector<int32_t> arrivals_;
+  int work_ = 0;  // bytes
   int head_dim_ = 0, attention_warps_ = 0;
-  Bytes records_, counters_;
+  int next_block_ = 0;
+  Bytes records_memory_, programs_memory_, counters_, mail_;
 };
 
 }  // namespace
@@ -156,8 +182,8 @@ bool usable_cuda() {
 #endif
 }
 
-std::unique_ptr<GpuList> make_list_cuda(const Exec& ex, int64_t most_stages) {
-  return std::make_unique<List>(ex, most_stages);
+std::unique_ptr<GpuList> make_list_cuda(const Exec& ex, int64_t most_stages, bool mail) {
+  return std::make_unique<List>(ex, most_stages, mail);
 }
 
 }  // namespace sps::ops::decode_program

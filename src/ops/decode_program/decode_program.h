@@ -5,10 +5,9 @@
 //   linear         decode_linear          linear_swiglu  decode_linear_swiglu
 //   linear_add     decode_linear_add      attention      decode_attention with rotation
 //
-// Order    A stage begins when the one before has ended everywhere, as if each were a kernel. Weights and
-// gains
-//          must be older than the launch; they are read ahead, past the ends of stages, and so are the keys
-//          that attention's caches hold of earlier steps.
+// Order    Stages give what they would give as kernels one after the other; each begins when what it reads is
+//          there. Weights and gains must be older than the launch; they are read ahead, past the ends of
+//          stages, and so are the keys that attention's caches hold of earlier steps.
 // Use      add calls, launch(), add others, launch(), ... into a graph (StreamGraph::record), then upload()
 //          before it is started: the stages lie in this object's memory, which the graph must not outlive.
 //          The kernel wants the whole GPU: all of its blocks run at once, and wait for each other.
@@ -31,7 +30,8 @@ class DecodeProgram {
   // On this GPU there is such a kernel (sm_90).
   static bool usable(const Exec& ex);
 
-  DecodeProgram(const Exec& ex, int64_t most_stages);
+  // Without `mail` every stage waits until all of the one before has ended, to be compared with.
+  DecodeProgram(const Exec& ex, int64_t most_stages, bool mail = true);
   ~DecodeProgram();
   DecodeProgram(DecodeProgram&&) noexcept;
   DecodeProgram& operator=(DecodeProgram&&) noexcept;

@@ -29,6 +29,9 @@ constexpr std::pair<Kind, const char*> kKinds[] = {{layer, "layer"},
                                                    {gate_up, "norm+gate_up+swiglu"},
                                                    {down, "down+add"}};
 
+constexpr std::pair<int, const char*> kHows[] = {
+    {1, "/program"}, {2, "/program_without_mail"}, {0, "/chain"}};
+
 struct Layers {
   Arena memory;
   Tensor qkv, out, gate_up, down;  // of all layers
@@ -81,12 +84,12 @@ struct Layers {
   }
 };
 
-void products(benchmark::State& state, const Width& width, Kind kind, bool in_program) {
+void products(benchmark::State& state, const Width& width, Kind kind, int how) {
   const Exec ex = open_gpu();
   Layers layers(width, state.range(0));
   const int64_t bytes = layers.issue(ex, kind, nullptr);  // what is made once is made outside the graph
   std::optional<DecodeProgram> program;
-  if (in_program) program.emplace(ex, 4 * kLayers);
+  if (how > 0) program.emplace(ex, 4 * kLayers, how == 1);
   StreamGraph graph;
   graph.record(ex, [&] { layers.issue(ex, kind, program ? &*program : nullptr); });
   if (program) program->upload();
@@ -104,10 +107,10 @@ void register_all() {
   if (gpu_count() == 0 || !DecodeProgram::usable(open_gpu())) return;
   for (const Width& width : kWidths)
     for (const auto& [kind, name] : kKinds)
-      for (const bool program : {true, false})
+      for (const auto& [how, which] : kHows)
         benchmark::RegisterBenchmark(
-            (std::string("cuda/") + width.name + "/" + name + (program ? "/program" : "/chain")).c_str(),
-            [width, kind = kind, program](benchmark::State& s) { products(s, width, kind, program); })
+            (std::string("cuda/") + width.name + "/" + name + which).c_str(),
+            [width, kind = kind, how = how](benchmark::State& s) { products(s, width, kind, how); })
             ->ArgsProduct({{1, 2, 4, 8}})
             ->UseRealTime()
             ->MinTime(0.05)

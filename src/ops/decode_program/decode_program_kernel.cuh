@@ -5,9 +5,14 @@
 // ahead as the ring holds: memory is read while the other warps wait for a stage to end everywhere. Tiles of
 // eight features are dealt to the blocks in turn, on from where the stage before has stopped.
 //
-// A stage begins when the counter of the one before says that all blocks that had a part in it have written
-// theirs. What other blocks have written is read past the first-level cache. Sums are made of the same parts,
-// in the same order, as decode_linear_product.cuh makes them.
+// What a product adds to the residual, or makes for the next product, goes from block to block as mail:
+// numbers in a place of their own, where kNoNumber stands until they come. Whoever wants them reads until
+// they are there: nobody waits for more than he needs, and no fence or barrier stands between. There are two
+// such places, for launches in turn: who writes into one leaves kNoNumber in the other. Queries, keys and
+// values, and what attention makes, are waited for by counters: a stage begins when those of the stages that
+// it awaits say that all of their blocks have written theirs. What other blocks have written is read past the
+// first-level cache. Sums are made of the same parts, in the same order, as decode_linear_product.cuh makes
+// them.
 //
 // Some of the warps are attention's (SplitWarp): each asks for its first keys of earlier steps before the
 // product in front of the attention, so that they are there when its queries are.
@@ -31,13 +36,23 @@ constexpr int kSumsBytes = 8 << 10;  // of the tiles that are added up together
 constexpr int kCounterStep = 32;     // unsigned numbers from one counter to the next: lines of their own
 constexpr int kWorkersBarrier = 1;   // number of the barrier among the workers
 
+// Two bf16, or an f32, that no sum is: the NaN that instructions make is another one.
+constexpr uint32_t kNoNumber = 0xFFFFFFFF;
+constexpr int kMostAwaited = 4;
+
 struct Stage {
-  bool attends = false;           // else it multiplies
-  int32_t first_block = 0;        // which block has tile 0
-  int32_t awaited = 0;            // what the counter of the stage before counts up to; 0: nothing to wait for
-  int32_t parts = 0, chunks = 0;  // of k
+  bool attends = false;     // else it multiplies
+  bool arrives = true;      // somebody awaits it
+  bool keeps = true;        // y is written where it belongs, and not as mail alone
+  int32_t first_block = 0;  // which block has tile 0
+  struct Await {
+    int32_t stage = 0, arrivals = 0;
+  } awaited[kMostAwaited];               // the first ones; no arrivals: no more
+  int32_t parts = 0, chunks = 0;         // of k
   int32_t pieces = 0, piece_chunks = 0;  // of a tile's way through the ring
   int32_t batch = 0;                     // tiles whose sums are added up together
+  // Where mail lies, in bytes, its rows one behind the other; -1: it is no mail. `old`: what y is added to.
+  int64_t x_mail = -1, old_mail = -1, y_mail = -1;
   Product<bf16> product;
 };
 struct alignas(16) Record {
@@ -48,9 +63,16 @@ struct alignas(16) Record {
 constexpr int kStageVectors = int((sizeof(Stage) + 15) / 16), kRecordVectors = int(sizeof(Record) / 16);
 static_assert(kStageVectors <= kWarp && kRecordVectors <= kWorkerThreads);
 
+struct Own {
+  unsigned ended;     // blocks; 0 between kernels
+  unsigned launches;  // of this program, so far
+};
 struct Program {
   const Record* records = nullptr;
-  unsigned* counters = nullptr;  // of every stage, and of the blocks that have ended; 0 between kernels
+  // A line for every stage, 0 between kernels, and one with Own.
+  unsigned* counters = nullptr;
+  unsigned char* mail = nullptr;
+  int64_t mail_bytes = 0;  // of each of two places
   int32_t stages = 0;
   int32_t ring_bytes = 0, work_bytes = 0;
   int32_t attention_warps = 0;
@@ -71,7 +93,9 @@ template <int D>
 __host__ __device__ constexpr int attention_bytes(int warps) {
   return D == 0 ? 0 : warps * int(sizeof(AttentionWarp<D>));
 }
-constexpr int kRecords = 4;  // of the stage, those on either side, and the one that is written
+// A stage's record is written kAhead stages before, so that there is a barrier between: every stage has one.
+// Meanwhile the one before may still be read.
+constexpr int kAhead = 3, kRecords = kAhead + 1;
 // Shared memory: the ring, rows of x, attention's warps, then this.
 struct Rest {
   alignas(16) float sums[kSumsBytes / sizeof(float)];
@@ -147,6 +171,35 @@ __device__ __forceinline__ void load_weights(const Program& program, unsigned ch
 __device__ __forceinline__ void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(kWorkersBarrier), "n"(kWorkerThreads) : "memory");
 }
+__device__ __forceinline__ uint4 read_mail(const unsigned char* from) {
+  uint4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ uint32_t read_mail_float(const unsigned char* from) {
+  uint32_t x;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ void write_mail(unsigned char* to, uint32_t x) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+__device__ __forceinline__ void write_mail(unsigned char* to, uint16_t x) {
+  asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(x) : "memory");
+}
+template <class T>
+__device__ __forceinline__ bool has_come(uint32_t x) {
+  if constexpr (sizeof(T) == sizeof(float)) return x != kNoNumber;
+  constexpr uint32_t kHalf = 0xFFFF;
+  return (x & kHalf) != kHalf && x >> 16 != kHalf;
+}
+template <class T>
+__device__ __forceinline__ bool has_come(const uint4& x) {
+  return has_come<T>(x.x) && has_come<T>(x.y) && has_come<T>(x.z) && has_come<T>(x.w);
+}
 __device__ __forceinline__ void await_stage(const unsigned* counter, unsigned arrivals) {
   const auto arrived = [&] {
     unsigned now;
@@ -169,6 +222,7 @@ struct Worker {
   unsigned char* const work;
   Rest& rest;
   RingWalk walk;
+  unsigned char *mail = nullptr, *other_mail = nullptr;  // this launch's, the next one's
   const int me = int(threadIdx.x), warp = me / kWarp, lane = me % kWarp;
 
   __device__ unsigned* counter(int stage) const { return program.counters + stage * kCounterStep; }
@@ -178,31 +232,64 @@ struct Worker {
     walk.pass(size);
   }
 
+  // Calls put(row, column, x) for 16 bytes of x at a time, up to `columns` of each row: zeros from k on. x is
+  // read where it lies, or as it comes.
+  template <class T, class Put>
+  __device__ void fetch(const Stage& s, int columns, Put&& put) const {
+    constexpr int kEach = kVectorBytes / int(sizeof(T)), kAhead = 4;
+    const Product<bf16>& p = s.product;
+    const int of_row = columns / kEach, all = p.rows * of_row;
+    const bool by_mail = s.x_mail >= 0;
+    const int64_t stride = by_mail ? p.k : p.x_stride;
+    const unsigned char* const x = by_mail ? mail + s.x_mail : static_cast<const unsigned char*>(p.x);
+    for (int base = me; base < all; base += kAhead * kWorkerThreads) {
+      const unsigned char* from[kAhead];
+      uint4 got[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int n = base + i * kWorkerThreads, r = n / of_row, c = (n - r * of_row) * kEach;
+        from[i] = nullptr;
+        if (n >= all || c >= p.k) continue;
+        const int64_t row = p.pick != nullptr ? __ldcg(p.pick + r) : r;
+        from[i] = x + (row * stride + c) * int64_t(sizeof(T));
+      }
+      const auto read = [&] {
+        bool come = true;
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          got[i] = make_uint4(0, 0, 0, 0);
+          if (from[i] == nullptr) continue;
+          got[i] = by_mail ? read_mail(from[i]) : decode_product::read_vector(from[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) come = come && has_come<T>(got[i]);
+        return come;
+      };
+      if (!read() && by_mail) {
+        Watchdog dog;
+        while (!read()) dog.look();
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int n = base + i * kWorkerThreads, r = n / of_row;
+        if (n < all) put(r, (n - r * of_row) * kEach, got[i]);
+      }
+    }
+  }
+
   // f(x), in rows of row_step() bytes, zeros up to whole chunks. Ends with a barrier.
   __device__ void take_rows(const Stage& s) {
     const Product<bf16>& p = s.product;
-    const int step = row_step(s.chunks);
-    const auto row_of = [&](int r) -> int64_t { return p.pick != nullptr ? __ldcg(p.pick + r) : r; };
+    const int step = row_step(s.chunks), columns = s.chunks * kChunk;
     if (p.gain == nullptr) {
-      constexpr int kEach = kVectorBytes / int(sizeof(bf16));
-      const int vectors = s.chunks * (kChunk / kEach);
-#pragma unroll 4
-      for (int i = me; i < p.rows * vectors; i += kWorkerThreads) {
-        const int r = i / vectors, c = i % vectors * kEach;
-        const bf16* const from = static_cast<const bf16*>(p.x) + r * p.x_stride + c;
-        *reinterpret_cast<uint4*>(work + r * step + c * int(sizeof(bf16))) =
-            c < p.k ? decode_product::read_vector(from) : make_uint4(0, 0, 0, 0);
-      }
+      fetch<bf16>(s, columns, [&](int r, int c, const uint4& x) {
+        *reinterpret_cast<uint4*>(work + r * step + c * int(sizeof(bf16))) = x;
+      });
       return meet();
     }
     float* const raw = reinterpret_cast<float*>(work + p.rows * step);
-    const int of_row = p.k / 4;
-#pragma unroll 4
-    for (int i = me; i < p.rows * of_row; i += kWorkerThreads) {
-      const int r = i / of_row, c = i % of_row * 4;
-      const float* const from = static_cast<const float*>(p.x) + row_of(r) * p.x_stride + c;
-      *reinterpret_cast<uint4*>(raw + r * p.k + c) = decode_product::read_vector(from);
-    }
+    fetch<float>(s, p.k,
+                 [&](int r, int c, const uint4& x) { *reinterpret_cast<uint4*>(raw + r * p.k + c) = x; });
     meet();
     const auto read = [&](int r, int c) { return *reinterpret_cast<const float4*>(raw + r * p.k + c); };
     if (warp < p.rows) {
@@ -212,9 +299,9 @@ struct Worker {
     await_piece();
     const auto* const gain = reinterpret_cast<const float*>(ring + walk.place(gain_bytes(p)));
     meet();
-    const int columns = s.chunks * kChunk / 4;
-    for (int i = me; i < p.rows * columns; i += kWorkerThreads) {
-      const int r = i / columns, c = i % columns * 4;
+    const int of_row = columns / 4;
+    for (int i = me; i < p.rows * of_row; i += kWorkerThreads) {
+      const int r = i / of_row, c = (i - r * of_row) * 4;
       float n[4] = {};
       if (c < p.k) {
         const float4 v =
@@ -263,13 +350,56 @@ struct Worker {
     return sum;
   }
 
+  __device__ unsigned char* y_mail(const Stage& s, unsigned char* place, int row, int feature) const {
+    const Product<bf16>& p = s.product;
+    return place + s.y_mail +
+           (int64_t(row) * p.outputs + feature) * int64_t(p.floats ? sizeof(float) : sizeof(bf16));
+  }
+  // What y is added to, which may not have come yet.
+  __device__ uint32_t old_of(const Stage& s, int row, int feature) const {
+    const Product<bf16>& p = s.product;
+    if (s.old_mail >= 0)
+      return read_mail_float(mail + s.old_mail +
+                             (int64_t(row) * p.outputs + feature) * int64_t(sizeof(float)));
+    return __float_as_uint(__ldcg(static_cast<const float*>(p.y) + row * p.y_stride + feature));
+  }
+  __device__ void put_result(const Stage& s, int row, int feature, float x) const {
+    const Product<bf16>& p = s.product;
+    const bf16 rounded = from_float<bf16>(x);
+    if (s.y_mail >= 0) {
+      if (p.floats) {
+        write_mail(y_mail(s, mail, row, feature), __float_as_uint(x));
+        write_mail(y_mail(s, other_mail, row, feature), kNoNumber);
+      } else {
+        write_mail(y_mail(s, mail, row, feature), rounded.bits);
+        write_mail(y_mail(s, other_mail, row, feature), uint16_t(kNoNumber));
+      }
+    }
+    if (!s.keeps) return;
+    const bool behind = feature >= p.split;
+    void* const y = behind ? p.rest : p.y;
+    const int64_t to = behind ? row * p.rest_stride + feature - p.split : row * p.y_stride + feature;
+    if (p.floats)
+      static_cast<float*>(y)[to] = x;
+    else
+      static_cast<bf16*>(y)[to] = rounded;
+  }
+
+  // By some lanes of a warp; what was awaited is seen behind the barrier that follows.
+  __device__ void await_stages(const Stage& s) const {
+    if (lane < kMostAwaited && s.awaited[lane].arrivals > 0)
+      await_stage(counter(s.awaited[lane].stage), unsigned(s.awaited[lane].arrivals));
+  }
+
   // Whether this block has a part in it.
-  __device__ bool product(const Stage& s, int stage) {
+  __device__ bool product(const Stage& s, const Stage& shared) {
     const Product<bf16>& p = s.product;
     const int first = first_tile(s), blocks = int(gridDim.x);
     if (first >= p.tiles) return false;
-    if (me == 0 && s.awaited > 0) await_stage(counter(stage - 1), unsigned(s.awaited));
-    meet();
+    if (s.awaited[0].arrivals > 0) {
+      if (warp == 0) await_stages(shared);
+      meet();
+    }
 
     // Result i of a batch: of tile i / (8 rows), row by row.
     struct Place {
@@ -281,11 +411,11 @@ struct Worker {
     };
     const int tiles = (p.tiles - first + blocks - 1) / blocks, halves = p.end == DecodeEnd::swiglu ? 2 : 1;
     // What this thread's first sum is added to; it comes while the sums are made.
-    float old = 0;
+    uint32_t old = kNoNumber;
     if (p.end == DecodeEnd::add && me < min(tiles, s.batch) * p.rows * kFeatures) {
       const Place at = place(me);
       const int feature = (first + at.tile * blocks) * kFeatures + at.column;
-      if (feature < p.outputs) old = __ldcg(static_cast<const float*>(p.y) + at.row * p.y_stride + feature);
+      if (feature < p.outputs) old = old_of(s, at.row, feature);
     }
     take_rows(s);
 
@@ -298,24 +428,19 @@ struct Worker {
         const Place at = place(i);
         const int feature = (first + (from + at.tile) * blocks) * kFeatures + at.column;
         if (feature >= p.outputs) continue;
-        const float sum = total(s, at.tile * halves, at.row, at.column);
+        float sum = total(s, at.tile * halves, at.row, at.column);
         if (p.end == DecodeEnd::swiglu) {
-          const float up = total(s, at.tile * 2 + 1, at.row, at.column);
-          static_cast<bf16*>(p.y)[at.row * p.y_stride + feature] =
-              from_float<bf16>(decode_product::silu_times<bf16>(sum, up));
+          sum = decode_product::silu_times<bf16>(sum, total(s, at.tile * 2 + 1, at.row, at.column));
         } else if (p.end == DecodeEnd::add) {
-          float& to = static_cast<float*>(p.y)[at.row * p.y_stride + feature];
-          to = (from == 0 && i == me ? old : __ldcg(&to)) + sum;
-        } else {
-          const bool behind = feature >= p.split;
-          void* const y = behind ? p.rest : p.y;
-          const int64_t to =
-              behind ? at.row * p.rest_stride + feature - p.split : at.row * p.y_stride + feature;
-          if (p.floats)
-            static_cast<float*>(y)[to] = sum;
-          else
-            static_cast<bf16*>(y)[to] = from_float<bf16>(sum);
+          uint32_t before = from == 0 && i == me ? old : old_of(s, at.row, feature);
+          Watchdog dog;
+          while (s.old_mail >= 0 && before == kNoNumber) {
+            before = old_of(s, at.row, feature);
+            dog.look();
+          }
+          sum = __uint_as_float(before) + sum;
         }
+        put_result(s, at.row, feature, sum);
       }
       if (from + s.batch < tiles) meet();  // the sums are free again
     }
@@ -337,9 +462,9 @@ struct Worker {
   template <class Split>
   __device__ void attend(int stage, Split& split) {
     const Stage& s = record(stage).stage;
-    bool waited = s.awaited == 0;
+    bool waited = false;
     const int tiles = split.finish([&](int, int) {
-      if (!waited && lane == 0) await_stage(counter(stage - 1), unsigned(s.awaited));
+      if (!waited) await_stages(s);
       waited = true;
       __syncwarp();
     });
@@ -352,12 +477,12 @@ struct Worker {
     const bool multiplies = !record(n).stage.attends;
     const int last = n + int(multiplies);
     const auto to_product = [&] {
-      const uint4 coming = ask_record(n + 2);
+      const uint4 coming = ask_record(n + kAhead);
       const Stage s = record(n).stage;
-      const bool part = product(s, n);
-      put_record(n + 2, coming);
-      meet();
-      if (part && me == 0) arrive(counter(n), 1);
+      const bool part = product(s, record(n).stage);
+      put_record(n + kAhead, coming);
+      if (!part || s.arrives) meet();
+      if (part && s.arrives && me == 0) arrive(counter(n), 1);
     };
     if constexpr (D > 0) {
       const bool attends = last < program.stages && record(last).stage.attends,
@@ -368,9 +493,9 @@ struct Worker {
       if (mine) split.start({int(blockIdx.x), int(gridDim.x), warp, program.attention_warps});
       if (multiplies) to_product();
       if (!attends) return 1;
-      const uint4 coming = ask_record(last + 2);
+      const uint4 coming = ask_record(last + kAhead);
       if (mine) attend(last, split);
-      put_record(last + 2, coming);
+      put_record(last + kAhead, coming);
       meet();
       return int(multiplies) + 1;
     }
@@ -379,25 +504,28 @@ struct Worker {
   }
 
   __device__ void run() {
-    put_record(0, ask_record(0));
-    put_record(1, ask_record(1));
+    Own* const own = reinterpret_cast<Own*>(counter(program.stages));
+    const unsigned launches = __ldcg(&own->launches);
+    mail = program.mail + launches % 2 * program.mail_bytes;
+    other_mail = program.mail + (launches + 1) % 2 * program.mail_bytes;
+    for (int n = 0; n < kAhead; ++n) put_record(n, ask_record(n));
     meet();
     for (int n = 0; n < program.stages;) n += step(n);
     // Nobody looks at a counter any more when all blocks are here: the last one leaves zeros behind.
-    unsigned* const ended = program.counters + program.stages * kCounterStep;
     if (me == 0) {
       __threadfence();
-      rest.last = atomicInc(ended, gridDim.x - 1) == gridDim.x - 1;
+      rest.last = atomicInc(&own->ended, gridDim.x - 1) == gridDim.x - 1;
     }
     meet();
     if (!rest.last) return;
     __threadfence();
+    if (me == 0) own->launches = launches + 1;
     for (int n = me; n < program.stages; n += kWorkerThreads) program.counters[n * kCounterStep] = 0;
   }
 };
 
 template <int D>
-__device__ __forceinline__ void run_program(const Program& program, unsigned char* memory) {
+__device__ __forceinline__ void run_program(const Program program, unsigned char* memory) {
   Rest& rest = *reinterpret_cast<Rest*>(memory + program.ring_bytes + program.work_bytes +
                                         attention_bytes<D>(program.attention_warps));
   if (int(threadIdx.x) < kPieces) {
