@@ -327,9 +327,16 @@ struct Worker {
       await_piece();
       const unsigned char* const w = ring + walk.place(piece.bytes()) + lane / 4 * piece.step() +
                                      lane % 4 * kVectorBytes - piece.first * kChunkBytes;
-      const int stop = min(end, piece.first + piece.count);
+      const int stop = min(end, piece.first + piece.count), whole = min(stop, p.k / kChunk);
+      int chunk = max(begin, piece.first);
 #pragma unroll 4
-      for (int chunk = max(begin, piece.first); chunk < stop; ++chunk) {
+      for (; chunk < whole; ++chunk) {
+        const auto* const at = w + chunk * kChunkBytes;
+        const uint4 both[2] = {*reinterpret_cast<const uint4*>(at),
+                               *reinterpret_cast<const uint4*>(at + kHalf)};
+        own.add(both, x, chunk * kChunkBytes, lane);
+      }
+      if (chunk < stop) {  // the last one: behind k lies anything
         const int k = chunk * kChunk + lane % 4 * (kVectorBytes / int(sizeof(bf16)));
         uint4 both[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
         if (k < p.k) both[0] = *reinterpret_cast<const uint4*>(w + chunk * kChunkBytes);
