@@ -232,15 +232,20 @@ void Decoder::project(size_t stage, Wanted queries, Wanted keys) {
       product(normed(part, w.norm1), weight(w.qkv), of(to.q, part), of(to.kv, part));
     });
   } else {
+    // Rows that are normed alike are normed by each product that takes them.
+    const bool alike = one_norm && c.state.width == c.pred.width;
     const Rows n = rows(b_.n, c.state.width, c.pred.width);
-    norm(queries.x || keys.x, queries.p || keys.p, wx.norm1, wp.norm1);
+    if (!alike) norm(queries.x || keys.x, queries.p || keys.p, wx.norm1, wp.norm1);
+    const auto rows_of = [&](Part part) {
+      return alike ? normed(part, weights(part).norm1) : ops::DecodeRows(of(n, part));
+    };
     each(queries.x, queries.p, one_weight, [&](Part part) {
       const BlockParameters& w = weights(part);
-      product(of(n, part), weight(w.qkv, 0, w.q_rows), of(to.q, part));
+      product(rows_of(part), weight(w.qkv, 0, w.q_rows), of(to.q, part));
     });
     each(keys.x, keys.p, one_weight, [&](Part part) {
       const BlockParameters& w = weights(part);
-      product(of(n, part), weight(w.qkv, w.q_rows, w.kv_rows), of(to.kv, part));
+      product(rows_of(part), weight(w.qkv, w.q_rows, w.kv_rows), of(to.kv, part));
     });
   }
   if (keys.x)
