@@ -57,6 +57,20 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
+// Whether a wait would be over.
+__device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 // A warp arrives once all its lanes are through with what the barrier guards: one lane for all of them, after
 // they have met. racecheck follows only what each thread does itself, so in a build for it every lane
 // arrives.
@@ -140,19 +154,27 @@ __device__ __forceinline__ void stores_commit() {
 __device__ __forceinline__ void stores_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+// Until at most kPending of the last groups are unfinished.
+template <int kPending = 0>
 __device__ __forceinline__ void stores_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // A turn among blocks: a counter in global memory that each block raises when its part is in global memory.
-// An acquiring load empties the L1 cache, so the counter is looked at with relaxed ones until it is time.
+// An acquiring load empties the L1 cache, so a counter that was not there at the first look is watched with
+// relaxed ones until it is time.
+__device__ __forceinline__ bool count_reached(const int32_t* counter, int32_t count) {
+  int32_t now;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  return now >= count;
+}
 __device__ __forceinline__ void await_count(const int32_t* counter, int32_t count) {
   int32_t now;
   do {
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
   } while (now < count);
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-  asm volatile("fence.proxy.async.global;" ::: "memory");
+  count_reached(counter, count);
 }
 __device__ __forceinline__ void set_count(int32_t* counter, int32_t count) {
   asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -418,6 +418,16 @@ int64_t work_of(const Problem& p, int set) {
   return pairs;
 }
 
+// Sets with the longest tiles come first: while the last of those are under way, blocks that are through take
+// the short tiles of heads that were done long before.
+void plan_phases(const Problem& p, const HopperSchedule& schedule, BackwardWork& work) {
+  int order[kMaxKeySets] = {0, 1, 2};
+  std::stable_sort(order, order + p.sets, [&](int a, int b) { return work_of(p, a) > work_of(p, b); });
+  for (int s = 0; s < p.sets; ++s) work.phase[work.phases++] = {order[s], 0, schedule.tiles};
+  work.schedule = schedule;
+  work.tickets = p.sets * schedule.items;
+}
+
 template <class Shape>
 void launch_backward(const Exec& ex, const Problem& p) {
   BackwardMaps maps{};
@@ -430,11 +440,8 @@ void launch_backward(const Exec& ex, const Problem& p) {
     maps.v[s] = tile_map(p, p.keys[s].v, p.kv_heads, Shape::kKeys);
   }
   BackwardWork work;
-  work.key_tiles = (p.length + Shape::kKeys - 1) / Shape::kKeys;
   work.query_tiles = (p.length + Shape::kQueries - 1) / Shape::kQueries;
-  for (int s = 0; s < p.sets; ++s) work.order[s] = s, work.paired[s] = seen_alike(p, s);
-  std::stable_sort(work.order, work.order + p.sets,
-                   [&](int a, int b) { return work_of(p, a) > work_of(p, b); });
+  for (int s = 0; s < p.sets; ++s) work.paired[s] = seen_alike(p, s);
   using Sizes = HopperBackwardScratch;
   static_assert(Shape::kGroups == Sizes::kGroups && Shape::kQueryGradient == Sizes::kQueryGradient &&
                 Shape::kQueries == Sizes::queries(Shape::kHeadDim));
@@ -444,15 +451,16 @@ void launch_backward(const Exec& ex, const Problem& p) {
   work.turns = scratch + 1;
   work.starts = scratch + sizes.starts_at();
   work.dq = reinterpret_cast<float*>(scratch + sizes.dq_at());
+  const int key_tiles = (p.length + Shape::kKeys - 1) / Shape::kKeys;
   // A position of a key head keeps in cache q, d_o and the sums of dq of all that read it, and k and v.
   const int64_t row_bytes = int64_t{8} * p.head_dim * p.streams * p.group + int64_t{4} * p.head_dim * p.sets;
-  work.schedule = make_schedule(p, p.sets * work.key_tiles, 1, row_bytes, scratch);
+  plan_phases(p, make_schedule(p, key_tiles, 1, row_bytes, scratch), work);
   const auto blocks = unsigned((std::max(counters, starts) + 255) / 256);
   prepare_kernel<<<blocks, 256, 0, stream_of(ex)>>>(p, work, int(counters));
   SPS_LAUNCHED();
   SPS_CUDA(cudaFuncSetAttribute(backward_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 Shape::kBytes));
-  const int blocks_of_work = std::min(work.schedule.items, gpu_info().multiprocessors);
+  const int blocks_of_work = std::min(work.tickets, gpu_info().multiprocessors);
   if (blocks_of_work > 0)
     backward_kernel<Shape><<<blocks_of_work, Shape::kThreads, Shape::kBytes, stream_of(ex)>>>(maps, p, work);
   SPS_LAUNCHED();
