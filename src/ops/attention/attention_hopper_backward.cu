@@ -370,7 +370,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-// No turns taken, no tickets; document starts where the copy engine can fetch them.
+// No turns taken, no tickets; document starts where the copy engine can fetch them, and how many there are.
 __global__ void __launch_bounds__(256)
     prepare_kernel(const __grid_constant__ Problem p, const __grid_constant__ BackwardWork work,
                    int counters) {
@@ -378,6 +378,14 @@ __global__ void __launch_bounds__(256)
   if (n < counters) work.schedule.counter[n] = 0;
   if (n < p.batch * padded)
     work.starts[n] = n % padded < p.length ? p.document_start[n / padded * p.length + n % padded] : kNever;
+  const int sequence = int(blockIdx.x);
+  if (sequence >= p.batch) return;
+  int documents = 0;
+  for (int first = 0; first < p.length; first += 256) {
+    const int i = first + int(threadIdx.x);
+    documents += __syncthreads_count(i < p.length && p.document_start[int64_t(sequence) * p.length + i] == i);
+  }
+  if (threadIdx.x == 0) work.documents[sequence] = documents;
 }
 
 // Sums in f32 to dq: a block takes a query tile.
@@ -450,12 +458,13 @@ void launch_backward(const Exec& ex, const Problem& p) {
   auto* scratch = reinterpret_cast<int32_t*>(device_scratch(ex, DeviceSlot::workspace, sizes.bytes()));
   work.turns = scratch + 1;
   work.starts = scratch + sizes.starts_at();
+  work.documents = scratch + sizes.documents_at();
   work.dq = reinterpret_cast<float*>(scratch + sizes.dq_at());
   const int key_tiles = (p.length + Shape::kKeys - 1) / Shape::kKeys;
   // A position of a key head keeps in cache q, d_o and the sums of dq of all that read it, and k and v.
-  const int64_t row_bytes = int64_t{8} * p.head_dim * p.streams * p.group + int64_t{4} * p.head_dim * p.sets;
-  plan_phases(p, make_schedule(p, key_tiles, 1, row_bytes, scratch), work);
-  const auto blocks = unsigned((std::max(counters, starts) + 255) / 256);
+  work.row_bytes = int64_t{8} * p.head_dim * p.streams * p.group + int64_t{4} * p.head_dim * p.sets;
+  plan_phases(p, make_schedule(p, key_tiles, 1, work.row_bytes, scratch), work);
+  const auto blocks = unsigned(std::max<int64_t>((std::max(counters, starts) + 255) / 256, p.batch));
   prepare_kernel<<<blocks, 256, 0, stream_of(ex)>>>(p, work, int(counters));
   SPS_LAUNCHED();
   SPS_CUDA(cudaFuncSetAttribute(backward_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,

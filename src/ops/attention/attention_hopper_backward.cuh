@@ -22,7 +22,8 @@ struct Phase {
 
 // What the kernels need besides the problem.
 struct BackwardWork {
-  HopperSchedule schedule;  // within a phase
+  HopperSchedule schedule;  // within a phase; its sections are those of one document a sequence
+  int64_t row_bytes = 0;    // that a position of a key head keeps in cache
   static constexpr int kMostPhases = 2 * kMaxKeySets;
   Phase phase[kMostPhases];
   int32_t phases = 0, tickets = 0;
@@ -30,7 +31,8 @@ struct BackwardWork {
   int32_t query_tiles = 0;
   int32_t* turns = nullptr;  // of each half of a query tile's dq: blocks that have added to it
   int32_t* starts =
-      nullptr;          // document_start, padded as the statistics are; what sees nothing starts at kNever
+      nullptr;  // document_start, padded as the statistics are; what sees nothing starts at kNever
+  int32_t* documents = nullptr;  // of each sequence
   float* dq = nullptr;  // of each query tile: kQueryGradient floats, in the order of the accumulators
 };
 
@@ -238,6 +240,15 @@ __device__ __forceinline__ void load_step(const BackwardMaps& maps, const Proble
   if constexpr (Shape::kQStages <= Shape::kDoStages) load_q();
 }
 
+// With short documents the blocks of a section reach only few rows of a head, and have little time between
+// one tile's start and the next one's, which waits for it: then sections are larger.
+__device__ __forceinline__ int section_now(const Problem& p, const BackwardWork& work) {
+  int documents = 0;
+  for (int s = int(threadIdx.x) % kWarp; s < p.batch; s += kWarp) documents += work.documents[s];
+  documents = __reduce_add_sync(0xFFFFFFFF, documents);
+  return section_of(work.schedule.heads, work.row_bytes, int64_t{p.batch} * p.length / max(documents, 1));
+}
+
 // The warp that takes tickets and feeds the ring of query tiles. What there is to know of a step takes longer
 // to find than a step may take, so its lanes find it for the next 32 together.
 template <class Shape>
@@ -246,6 +257,8 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
   const uint32_t base = smem_address(smem);
   const int lane = int(threadIdx.x) % kWarp;
   auto* found = reinterpret_cast<Step*>(smem + Shape::kFound);
+  HopperSchedule schedule = work.schedule;
+  schedule.section = section_now(p, work);
   uint32_t number = 0;  // of steps before
 #pragma unroll 1
   for (Ring<2> tiles;; ++tiles.steps) {
@@ -263,10 +276,10 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
     }
     int phase = 0;
 #pragma unroll 1
-    while (ticket >= work.phase[phase].tiles * work.schedule.heads)
-      ticket -= work.phase[phase++].tiles * work.schedule.heads;
+    while (ticket >= work.phase[phase].tiles * schedule.heads)
+      ticket -= work.phase[phase++].tiles * schedule.heads;
     const int set = work.phase[phase].set;
-    const auto [tile, key_head] = work.schedule.find(ticket, work.phase[phase].tiles);
+    const auto [tile, key_head] = schedule.find(ticket, work.phase[phase].tiles);
     OwnedKeys keys{0, set, key_head / p.kv_heads, key_head % p.kv_heads, work.phase[phase].first + tile};
     const int32_t* starts = p.document_start + int64_t(keys.sequence) * p.length;
     const int passes = sharing_of<Shape>(work, set, 0).other == 1 ? 1 : p.streams;
