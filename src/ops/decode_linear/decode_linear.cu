@@ -23,11 +23,6 @@ int most_shared() {
   return bytes;
 }
 
-// Depends on k alone: so do the bits.
-int parts_of(int64_t k) {
-  return k <= 2048 ? 4 : 8;
-}
-
 // Blocks, or clusters, that walk over the tiles: each multiprocessor takes what its shared memory holds, and
 // leaves room for the next kernel's.
 int walkers(int tiles, int64_t shared, int blocks_each) {
@@ -97,22 +92,8 @@ bool launch_cluster(const Exec& ex, const Product<T>& p, int parts) {
 template <class T>
 bool product(const Exec& ex, const DecodeCall& call) {
   const DecodeRows& x = call.x;
-  Product<T> p;
-  p.x = x.x.data, p.x_stride = x.x.stride;
-  p.w = call.w.as<T>(), p.w_stride = call.w.stride;
-  p.rows = int(x.rows()), p.k = int(call.w.cols);
-  p.end = call.end;
-  p.outputs = int(call.end == DecodeEnd::swiglu ? call.w.rows / 2 : call.w.rows);
-  p.floats = call.y.dtype == DType::f32;
-  p.y = call.y.data, p.y_stride = call.y.stride, p.split = int(call.y.cols);
-  p.rest = call.rest.data, p.rest_stride = call.rest.stride;
+  Product<T> p = make_product<T>(call);
   const int parts = parts_of(p.k);
-  p.part_chunks = int(ceil_div(ceil_div(p.k, kChunk<T>), parts));
-
-  if (x.gain) {
-    p.gain = x.gain.as<float>(), p.eps = x.eps;
-    p.pick = x.pick.empty() ? nullptr : x.pick.data();
-  }
   const int rows_at_once = direct_rows(p, parts);
   if (rows_at_once == 0) return false;
   if (p.rows > kMostDirect && x.gain) {

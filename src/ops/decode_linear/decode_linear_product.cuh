@@ -32,12 +32,54 @@ struct Product {
   int split = 0;
 };
 
+// How many parts k is cut into. Depends on k alone: so do the bits.
+inline int parts_of(int64_t k) {
+  return k <= 2048 ? 4 : 8;
+}
+
+// All but `tiles`.
+template <class T>
+Product<T> make_product(const DecodeCall& call) {
+  const DecodeRows& x = call.x;
+  Product<T> p;
+  p.x = x.x.data, p.x_stride = x.x.stride;
+  if (x.gain) {
+    p.gain = x.gain.as<float>(), p.eps = x.eps;
+    p.pick = x.pick.empty() ? nullptr : x.pick.data();
+  }
+  p.w = call.w.as<T>(), p.w_stride = call.w.stride;
+  p.rows = int(x.rows()), p.k = int(call.w.cols);
+  p.end = call.end;
+  p.outputs = int(call.end == DecodeEnd::swiglu ? call.w.rows / 2 : call.w.rows);
+  p.floats = call.y.dtype == DType::f32;
+  p.y = call.y.data, p.y_stride = call.y.stride, p.split = int(call.y.cols);
+  p.rest = call.rest.data, p.rest_stride = call.rest.stride;
+  p.part_chunks = int(ceil_div(ceil_div(p.k, kChunk<T>), parts_of(p.k)));
+  return p;
+}
+
 // Read where kernels before this one have written: past the first-level cache, which may be older than that.
 __device__ __forceinline__ uint4 read_vector(const void* p) {
   return __ldcg(static_cast<const uint4*>(p));
 }
 
 // ---- RMSNorm of a row by a warp
+
+// What the numbers of a row are multiplied with; read(c) gives four of them. k is a multiple of 4.
+template <class Read>
+__device__ __forceinline__ float norm_scale(Read&& read, float eps, int k) {
+  const int lane = int(threadIdx.x) % kWarp;
+  float sum = 0;
+#pragma unroll 4
+  for (int c = 4 * lane; c < k; c += 4 * kWarp) {
+    const float4 v = read(c);
+    sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
+  }
+  return 1 / sqrtf(warp_sum(sum) / float(k) + eps);
+}
+__device__ __forceinline__ float4 normed(float4 v, float scale, float4 gain) {
+  return {v.x * (scale * gain.x), v.y * (scale * gain.y), v.z * (scale * gain.z), v.w * (scale * gain.w)};
+}
 
 // Calls put(c, n) with n[0 .. 4), the normed numbers of columns c .. c + 3, for all columns below `columns`:
 // k, or more, and then zeros behind it. read(c) gives four numbers of the row, twice. k and columns are
@@ -46,20 +88,13 @@ template <class Read, class Put>
 __device__ __forceinline__ void norm_row(Read&& read, const float* gain, float eps, int k, int columns,
                                          Put&& put) {
   const int lane = int(threadIdx.x) % kWarp;
-  float sum = 0;
-#pragma unroll 4
-  for (int c = 4 * lane; c < k; c += 4 * kWarp) {
-    const float4 v = read(c);
-    sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
-  }
-  const float scale = 1 / sqrtf(warp_sum(sum) / float(k) + eps);
+  const float scale = norm_scale(read, eps, k);
   for (int first = 0; first < columns; first += 4 * kWarp) {
     const int c = first + 4 * lane;
     float n[4] = {};
     if (c < k) {
-      const float4 v = read(c), g = *reinterpret_cast<const float4*>(gain + c);
-      n[0] = v.x * (scale * g.x), n[1] = v.y * (scale * g.y), n[2] = v.z * (scale * g.z),
-      n[3] = v.w * (scale * g.w);
+      const float4 v = normed(read(c), scale, *reinterpret_cast<const float4*>(gain + c));
+      n[0] = v.x, n[1] = v.y, n[2] = v.z, n[3] = v.w;
     }
     __syncwarp();
     if (c < columns) put(c, n);
