@@ -8,6 +8,12 @@
 
 namespace sps::ops::hopper {
 
+// x. What is computed from it stays where it stands: moved in front of a loop it would take registers there.
+__device__ __forceinline__ int in_place(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Shared memory is addressed by 32-bit numbers, as the instructions here want it.
 __device__ __forceinline__ uint32_t smem_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));

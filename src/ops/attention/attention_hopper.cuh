@@ -18,12 +18,6 @@ namespace sps::ops::hopper {
 constexpr int kWarpgroupThreads = 128;
 constexpr int kChunkColumns = 64, kChunkRowBytes = 128;  // of bf16
 
-// x. What is computed from it stays where it stands: moved in front of a loop it would take registers there.
-__device__ __forceinline__ int in_place(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // Barriers among warps by number: `threads` of them take part, arriving or waiting.
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
