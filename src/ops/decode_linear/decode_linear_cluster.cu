@@ -21,39 +21,39 @@ int half_shared() {
   return bytes;
 }
 
-// Clusters of `parts` blocks that the GPU runs side by side, a block on a multiprocessor.
-int count_clusters(int parts) {
+// Clusters of so many blocks that the GPU runs side by side, a block on a multiprocessor.
+int count_clusters(int blocks) {
   const auto kernel = &cluster_kernel<16, false>;
   SPS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared()));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = unsigned(parts), attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  attribute.val.clusterDim.x = unsigned(blocks), attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(parts)), config.blockDim = dim3(ClusterShape<16>::kThreads);
+  config.gridDim = dim3(unsigned(blocks)), config.blockDim = dim3(ClusterShape<16>::kThreads);
   config.dynamicSmemBytes = size_t(most_shared());
   config.attrs = &attribute, config.numAttrs = 1;
   int clusters = 0;
   SPS_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
   return clusters;
 }
-int most_clusters(int parts) {
+int most_clusters(int blocks) {
   static const int of_four = count_clusters(4), of_eight = count_clusters(8);
-  return parts == 8 ? of_eight : of_four;
+  return blocks == 8 ? of_eight : of_four;
 }
 
-// As many stages as fit, in as few turns as give so many; tile_warps = 0: not even one stage for each warp.
+// As many stages as fit, in as few turns as give about so many; depth = 0: not even one for each warp.
 template <int kRows>
-ClusterPlan plan_of(const Product<bf16>& p, int most_tiles, int shared) {
-  constexpr int kWarps = ClusterShape<kRows>::kWarps, kMoreTurns = 3;
+ClusterPlan plan_of(const Product<bf16>& p, int parts, int most_tiles, int shared) {
+  constexpr int kWarps = ClusterShape<kRows>::kWarps;
   ClusterPlan best;
-  const int fewest = int(ceil_div(most_tiles, kWarps));
-  for (int turns = fewest; turns <= fewest + kMoreTurns; ++turns) {
-    ClusterPlan plan{int(ceil_div(most_tiles, turns)), 0};
+  for (int turns = int(ceil_div(most_tiles, kWarps)); turns <= most_tiles; ++turns) {
+    ClusterPlan plan{parts, int(ceil_div(most_tiles, turns)), 0, turns};
     const int room = shared - ClusterShape<kRows>(p, plan).bytes();
-    if (room < 0) continue;
-    plan.depth =
-        std::min(turns * p.part_chunks, room / (plan.tile_warps * (kStageBytes + int(sizeof(uint64_t)))));
-    if (plan.depth * plan.tile_warps > best.depth * best.tile_warps) best = plan;
+    if (room > 0)
+      plan.depth =
+          std::min(turns * p.part_chunks, room / (plan.tile_warps * (kStageBytes + int(sizeof(uint64_t)))));
+    if (4 * plan.depth * plan.tile_warps > 5 * best.depth * best.tile_warps) best = plan;
+    if (plan.tile_warps <= kWarps / 2) break;  // more warps make a product faster
   }
   return best;
 }
@@ -79,15 +79,18 @@ bool launch_rows(const Exec& ex, Product<bf16> p) {
   constexpr int kEnough = 32 << 10;  // bytes of weights under way on a multiprocessor
   const int parts = parts_of(p.k);
   p.tiles = int(ceil_div(p.outputs, p.end == DecodeEnd::swiglu ? kTileFeatures / 2 : kTileFeatures));
-  const int clusters = std::min(most_clusters(parts), p.tiles);
+  // Of rows that are normed, each cluster norms all.
+  const int together = p.gain != nullptr && parts == 4 && 2 * most_clusters(8) >= most_clusters(4) ? 2 : 1;
+  const int blocks = parts * together;
+  const int clusters = std::min(most_clusters(blocks), int(ceil_div(p.tiles, together)));
   if (clusters == 0) return false;
-  const int most_tiles = int(ceil_div(p.tiles, clusters));
-  ClusterPlan plan = plan_of<kRows>(p, most_tiles, half_shared());
+  const int most_tiles = int(ceil_div(p.tiles, clusters * together));
+  ClusterPlan plan = plan_of<kRows>(p, parts, most_tiles, half_shared());
   const int stages = std::min(most_tiles * p.part_chunks, kEnough / kStageBytes);
-  if (plan.depth * plan.tile_warps < stages) plan = plan_of<kRows>(p, most_tiles, most_shared());
+  if (plan.depth * plan.tile_warps < stages) plan = plan_of<kRows>(p, parts, most_tiles, most_shared());
   if (plan.depth == 0) return false;
-  const LaunchShape shape{dim3(unsigned(clusters * parts)), dim3(ClusterShape<kRows>::kThreads),
-                          size_t(ClusterShape<kRows>(p, plan).bytes()), unsigned(parts)};
+  const LaunchShape shape{dim3(unsigned(clusters * blocks)), dim3(ClusterShape<kRows>::kThreads),
+                          size_t(ClusterShape<kRows>(p, plan).bytes()), unsigned(blocks)};
   const auto kernel =
       p.end == DecodeEnd::swiglu ? &cluster_kernel<kRows, true> : &cluster_kernel<kRows, false>;
   launch_behind(ex, shape, kernel, weights_map(p), p, plan);

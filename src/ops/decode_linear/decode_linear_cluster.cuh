@@ -1,12 +1,12 @@
-// y^T = w x^T for 9 to 64 rows of bf16. The blocks of a cluster are the parts of k: each has its part of all
-// rows of x in shared memory, and of every feature's weights it reads its part alone. A cluster walks over
-// neighbouring tiles of features, a warp has one of them at a time.
+// y^T = w x^T for 9 to 64 rows of bf16. The blocks of a group are the parts of k: each has its part of all
+// rows of x in shared memory, and of every feature's weights it reads its part alone. A group walks over
+// neighbouring tiles of features, a warp has one of them at a time. A cluster is one or two groups.
 //
 //   weights   A warp's lane 0 has the copy engine bring the chunks of the warp's tiles, `depth` of them
 //             ahead, the first before the kernel before this one has ended. No other warp is involved.
-//   x         Read as it is by each block, its part. Rows to be normed are shared out over the blocks, which
-//             send each block its part of what comes out.
-//   sums      Go to the block that ends the row (row % blocks), which adds the parts up in order.
+//   x         Read as it is by each block, its part. Rows to be normed are shared out over the blocks of a
+//             cluster, which send each block its part of what comes out.
+//   sums      Go to the group's block that ends the row (row % parts), which adds the parts up in order.
 //
 // A sum takes the same numbers together, in the same order, as those of decode_linear_sums.cuh; weights are
 // the left operand here, so that rows of x, which every warp reads, come from shared memory half as often.
@@ -23,8 +23,10 @@ constexpr int kPerVector = kVectorBytes / int(sizeof(bf16));
 
 // How a product is shared out inside a block; depends on shapes and the GPU alone, and changes no bit.
 struct ClusterPlan {
+  int parts = 0;       // 4 or 8 blocks of a group
   int tile_warps = 0;  // have tiles
   int depth = 0;       // stages of each of them
+  int turns = 0;       // tiles of each of them
 };
 
 // The row of its tile's first eight that is a lane's, beside the same of the last eight. In a chunk that the
@@ -97,24 +99,26 @@ struct ClusterShape {
   }
 };
 
-// This block's rows of x, `parts`-th by `parts`-th, normed: every block's x_rows get its part of them. The
-// norm of norm_row(); a row that is not too long is read once.
+// This block's rows of x, one of as many as the cluster has blocks, normed: every block's x_rows get its part
+// of them. The norm of norm_row(); a row that is not too long is read once.
 template <int kRows>
-__device__ __forceinline__ void norm_rows(const Product<bf16>& p, unsigned char* x_rows, const float* gain) {
+__device__ __forceinline__ void norm_rows(const Product<bf16>& p, int parts, unsigned char* x_rows,
+                                          const float* gain) {
   using Shape = ClusterShape<kRows>;
   constexpr int kKept = 13, kStep = 4 * kWarp;  // fours of a lane; columns of a warp
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-  const int rank = int(cluster_rank()), parts = int(cluster_blocks());
+  const int rank = int(cluster_rank()), blocks = int(cluster_blocks());
   const int part_columns = p.part_chunks * kChunk<bf16>;
-  for (int row = warp * parts + rank; row < p.rows; row += Shape::kWarps * parts) {
+  for (int row = warp * blocks + rank; row < p.rows; row += Shape::kWarps * blocks) {
     const int64_t from_row = p.pick != nullptr ? __ldcg(p.pick + row) : row;
     const auto read = [&, from = static_cast<const float*>(p.x) + from_row * p.x_stride](int c) {
       return __ldcg(reinterpret_cast<const float4*>(from + c));
     };
-    const auto send = [&](int block, int column, float4 v, float scale, int c) {
+    const auto send = [&](int part, int column, float4 v, float scale, int c) {
       const float4 n = normed(v, scale, *reinterpret_cast<const float4*>(gain + c));
-      store_to_block(block_address(x_rows + Shape::place_in_x(row, column), unsigned(block)),
-                     pack_bf16(n.x, n.y), pack_bf16(n.z, n.w));
+      const uint32_t low = pack_bf16(n.x, n.y), high = pack_bf16(n.z, n.w);
+      for (int block = part; block < blocks; block += parts)
+        store_to_block(block_address(x_rows + Shape::place_in_x(row, column), unsigned(block)), low, high);
     };
     if (p.k <= kKept * kStep) {
       float4 kept[kKept];
@@ -127,12 +131,12 @@ __device__ __forceinline__ void norm_rows(const Product<bf16>& p, unsigned char*
 #pragma unroll
       for (int i = 0; i < kKept; ++i) sum = add_squares(kept[i], sum);
       const float scale = scale_of(sum, p.eps, p.k);
-      int block = 0, column = 4 * lane;
+      int part = 0, column = 4 * lane;
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
-        while (column >= part_columns) column -= part_columns, ++block;
+        while (column >= part_columns) column -= part_columns, ++part;
         const int c = i * kStep + 4 * lane;
-        if (c < p.k) send(block, column, kept[i], scale, c);
+        if (c < p.k) send(part, column, kept[i], scale, c);
         column += kStep;
       }
     } else {
@@ -158,12 +162,11 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
   unsigned char* const x_rows = memory + shape.ring;
   float* const sums = reinterpret_cast<float*>(x_rows + shape.x);
   const int tid = int(threadIdx.x), warp = tid / kWarp, lane = tid % kWarp;
-  const int rank = int(cluster_rank()), parts = int(cluster_blocks());  // 4 or 8
-  const int shift = parts == 8 ? 3 : 2, cluster = int(blockIdx.x) >> shift,
-            clusters = int(gridDim.x) >> shift;
-  const int first_tile = int(int64_t{cluster} * p.tiles / clusters),
-            end_tile = int(int64_t{cluster + 1} * p.tiles / clusters);
-  const int part_columns = p.part_chunks * kChunk<bf16>, first_k = rank * part_columns;
+  const int parts = plan.parts, rank = int(cluster_rank()), part = rank & (parts - 1), group = rank - part;
+  const int groups = int(gridDim.x) / parts, walker = int(blockIdx.x) / parts;
+  const int first_tile = int(int64_t{walker} * p.tiles / groups),
+            end_tile = int(int64_t{walker + 1} * p.tiles / groups);
+  const int part_columns = p.part_chunks * kChunk<bf16>, first_k = part * part_columns;
 
   unsigned char* const stages = memory + warp * plan.depth * kStageBytes;
   const uint32_t barriers = shared_address(memory + shape.ring + shape.x + shape.sums) +
@@ -206,7 +209,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
     __syncthreads();
     cluster_wait();
     wait_for_previous();
-    norm_rows<kRows>(p, x_rows, sums);
+    norm_rows<kRows>(p, parts, x_rows, sums);
     cluster_arrive();
   }
 
@@ -218,7 +221,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
     const int me = hopper::in_place(lane), feature = tile * kColumns + me % kColumns;
 #pragma unroll
     for (int j = 0; j < kEnds; ++j) {
-      const int local = me / kColumns + j * kStep, row = local * parts + rank;
+      const int local = me / kColumns + j * kStep, row = local * parts + part;
       if (local < local_rows && row < p.rows && feature < p.outputs) f(j, local, row, feature);
     }
   };
@@ -241,8 +244,8 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
 
   int slot = 0;
   uint32_t parity = 0;
-  for (int turn = first_tile; turn < end_tile; turn += plan.tile_warps) {
-    const int tile = turn + warp;
+  for (int turn = 0; turn < plan.turns; ++turn) {
+    const int tile = first_tile + turn * plan.tile_warps + warp;
     const bool busy = warp < plan.tile_warps && tile < end_tile;
     TileSums<kRows> own;
     if (busy) {
@@ -254,7 +257,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
         if (++slot == plan.depth) slot = 0, parity ^= 1;
       }
     }
-    if (turn > first_tile) cluster_wait();  // the sums are free again
+    if (turn > 0) cluster_wait();  // the sums are free again
     if (busy) {
       // Of rows 8 i + 2 t and the next.
       const int me = hopper::in_place(lane);
@@ -262,9 +265,9 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int row = me % 4 * 2 + j;
-        const uint32_t to = block_address(sums + (rank * local_rows + (row < parts ? 0 : 1)) * row_sums +
+        const uint32_t to = block_address(sums + (part * local_rows + (row < parts ? 0 : 1)) * row_sums +
                                               warp * kTileFeatures + tile_row(me),
-                                          unsigned(row & (parts - 1)));
+                                          unsigned(group + (row & (parts - 1))));
 #pragma unroll
         for (int i = 0; i < TileSums<kRows>::kTiles; ++i) {
           if (8 * i + row >= p.rows) break;
@@ -282,7 +285,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
         const auto total = [&](int behind) {
           float sum = 0;
 #pragma unroll 4
-          for (int part = 0; part < parts; ++part) sum += from[part * local_rows * row_sums + behind];
+          for (int i = 0; i < parts; ++i) sum += from[i * local_rows * row_sums + behind];
           return sum;
         };
         const float sum = total(0);
@@ -294,7 +297,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
         else
           put_result(p, row, feature, sum);
       });
-    if (turn + plan.tile_warps < end_tile) {
+    if (turn + 1 < plan.turns) {
       cluster_arrive();
       ask_old(tile + plan.tile_warps);
     }
