@@ -117,8 +117,9 @@ __device__ __forceinline__ void norm_rows(const Product<bf16>& p, int parts, uns
     const auto send = [&](int part, int column, float4 v, float scale, int c) {
       const float4 n = normed(v, scale, *reinterpret_cast<const float4*>(gain + c));
       const uint32_t low = pack_bf16(n.x, n.y), high = pack_bf16(n.z, n.w);
-      for (int block = part; block < blocks; block += parts)
-        store_to_block(block_address(x_rows + Shape::place_in_x(row, column), unsigned(block)), low, high);
+      const unsigned char* const to = x_rows + Shape::place_in_x(row, column);
+      store_to_block(block_address(to, unsigned(part)), low, high);
+      if (blocks > parts) store_to_block(block_address(to, unsigned(part + parts)), low, high);
     };
     if (p.k <= kKept * kStep) {
       float4 kept[kKept];
@@ -164,18 +165,22 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
   const int tid = int(threadIdx.x), warp = tid / kWarp, lane = tid % kWarp;
   const int parts = plan.parts, rank = int(cluster_rank()), part = rank & (parts - 1), group = rank - part;
   const int groups = int(gridDim.x) / parts, walker = int(blockIdx.x) / parts;
-  const int first_tile = int(int64_t{walker} * p.tiles / groups),
-            end_tile = int(int64_t{walker + 1} * p.tiles / groups);
+  const int each = p.tiles / groups, more = p.tiles % groups;
+  const int first_tile = walker * each + min(walker, more),
+            end_tile = first_tile + each + (walker < more ? 1 : 0);
   const int part_columns = p.part_chunks * kChunk<bf16>, first_k = part * part_columns;
 
-  unsigned char* const stages = memory + warp * plan.depth * kStageBytes;
-  const uint32_t barriers = shared_address(memory + shape.ring + shape.x + shape.sums) +
-                            uint32_t(warp * plan.depth) * uint32_t(sizeof(uint64_t));
-  const auto barrier = [&](int slot) { return barriers + uint32_t(slot) * uint32_t(sizeof(uint64_t)); };
+  // The warp's stages and their barriers.
+  const int first_stage = warp * plan.depth;
+  const auto stage = [&](int slot) { return memory + (first_stage + slot) * kStageBytes; };
+  const auto barrier = [&](int slot) {
+    return shared_address(memory + shape.ring + shape.x + shape.sums) +
+           uint32_t(first_stage + slot) * uint32_t(sizeof(uint64_t));
+  };
   int ask_tile = warp < plan.tile_warps ? first_tile + warp : end_tile, ask_chunk = 0;
   const auto ask = [&](int slot) {
     if (ask_tile >= end_tile) return;
-    const uint32_t to = shared_address(stages + slot * kStageBytes);
+    const uint32_t to = shared_address(stage(slot));
     const int k = first_k + ask_chunk * kChunk<bf16>;
     hopper::barrier_expect(barrier(slot), kStageBytes);
     hopper::load_box(to, &map, barrier(slot), k, ask_tile * kColumns);
@@ -225,7 +230,8 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
       if (local < local_rows && row < p.rows && feature < p.outputs) f(j, local, row, feature);
     }
   };
-  // What sums are added to; it comes while they are made.
+  // What sums are added to; it comes while they are made, if there are registers for it.
+  constexpr bool kEarly = kRows <= 32;
   float old[kEnds];
   const auto ask_old = [&](int tile) {
     if (!kSwiglu && p.end == DecodeEnd::add && warp < plan.tile_warps && tile < end_tile)
@@ -233,7 +239,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
         old[j] = __ldcg(static_cast<const float*>(p.y) + row * p.y_stride + feature);
       });
   };
-  ask_old(first_tile + warp);
+  if (kEarly) ask_old(first_tile + warp);
 
   // All blocks are there, and have sent what they normed.
   cluster_wait();
@@ -251,7 +257,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
     if (busy) {
       for (int chunk = 0; chunk < p.part_chunks; ++chunk) {
         hopper::barrier_wait(barrier(slot), parity);
-        own.add(stages + slot * kStageBytes, x_rows + chunk * kRows * kChunkBytes, lane);
+        own.add(stage(slot), x_rows + chunk * kRows * kChunkBytes, lane);
         __syncwarp();
         if (lane == 0) ask(slot);
         if (++slot == plan.depth) slot = 0, parity ^= 1;
@@ -277,7 +283,9 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
         }
       }
     }
-    cluster_barrier();
+    cluster_arrive();
+    if (!kEarly) ask_old(tile);
+    cluster_wait();
     if (busy)
       each_result(tile, [&](int j, int local, int row, int feature) {
         const float* const from = sums + local * row_sums + warp * kTileFeatures + lane % kColumns;
@@ -299,7 +307,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
       });
     if (turn + 1 < plan.turns) {
       cluster_arrive();
-      ask_old(tile + plan.tile_warps);
+      if (kEarly) ask_old(tile + plan.tile_warps);
     }
   }
 #endif
