@@ -10,7 +10,6 @@ namespace sps {
 
 namespace {
 
-constexpr size_t kMostGraphs = 64;
 constexpr int64_t kStageCalls = 12;  // of a program, for a stage of the plan; more go beside it
 
 DecoderOptions filled_in(DecoderOptions o, const ModelConfig& c) {
@@ -121,33 +120,18 @@ void Decoder::issue() {
     device();  // the program's end
   };
   if (ex_.device == Device::cpu || !options_.graphs || lists_.longest > 1) return pass();
-  const size_t growths = device_scratch_growths();
-  if (std::exchange(growths_, growths) != growths) graphs_.clear();
-  ++steps_;
-  const Counts counts{lists_.runs, x_rows_, p_rows_, int64_t(picks_.size())};
-  const auto known = graphs_.find(counts);
-  if (known == graphs_.end()) {
-    if (graphs_.size() == kMostGraphs)
-      graphs_.erase(std::ranges::min_element(graphs_, {},
-                                             [](const auto& recorded) { return recorded.second.last_use; }));
-    pass();
-    graphs_[counts].last_use = steps_;
-    return;
-  }
-  Recorded& step = known->second;
-  step.last_use = steps_;
-  if (!step.graph) {
-    if (options_.program && ops::DecodeProgram::usable(ex_))
-      step.program.emplace(ex_, kStageCalls * int64_t(plan_.stages.size() + 1));
-    program_ = step.program ? &*step.program : nullptr;
-    const struct Reset {
-      ops::DecodeProgram*& program;
-      ~Reset() { program = nullptr; }
-    } reset{program_};
-    step.graph.record(ex_, pass);
-    if (step.program) step.program->upload();
-  }
-  step.graph.start(ex_);
+  graphs_.run(ex_, {lists_.runs, x_rows_, p_rows_, int64_t(picks_.size())}, pass,
+              [&](StreamGraph& graph, std::optional<ops::DecodeProgram>& program) {
+                if (options_.program && ops::DecodeProgram::usable(ex_))
+                  program.emplace(ex_, kStageCalls * int64_t(plan_.stages.size() + 1));
+                program_ = program ? &*program : nullptr;
+                const struct Reset {
+                  ops::DecodeProgram*& program;
+                  ~Reset() { program = nullptr; }
+                } reset{program_};
+                graph.record(ex_, pass);
+                if (program) program->upload();
+              });
 }
 
 void Decoder::put_lists(std::span<const Run> runs) {

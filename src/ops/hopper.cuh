@@ -8,6 +8,12 @@
 
 namespace sps::ops::hopper {
 
+// x. What is computed from it stays where it stands: moved in front of a loop it would take registers there.
+__device__ __forceinline__ int in_place(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Shared memory is addressed by 32-bit numbers, as the instructions here want it.
 __device__ __forceinline__ uint32_t smem_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -42,6 +48,20 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "}\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
+}
+// Whether a wait would be over.
+__device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
 }
 // A warp arrives once all its lanes are through with what the barrier guards: one lane for all of them, after
 // they have met. racecheck follows only what each thread does itself, so in a build for it every lane

@@ -59,15 +59,12 @@ bool seen_alike(const Problem& p, int set) {
 }
 
 HopperSchedule make_schedule(const Problem& p, int tiles, int readers, int64_t row_bytes, int32_t* counter) {
-  constexpr int64_t kCached = int64_t{24} << 20;  // of the L2 cache, which halves share
   const int key_heads = p.batch * p.kv_heads;
-  const auto most = std::clamp<int64_t>(kCached / std::max<int64_t>(1, row_bytes * p.length), 1, key_heads);
-  const auto sections = int((key_heads + most - 1) / most);
   HopperSchedule s;
   s.tiles = tiles;
   s.heads = key_heads * readers;
   s.items = tiles * s.heads;
-  s.section = (key_heads + sections - 1) / sections * readers;
+  s.section = section_of(key_heads, row_bytes, p.length) * readers;
   s.counter = counter;
   return s;
 }

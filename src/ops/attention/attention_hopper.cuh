@@ -18,12 +18,6 @@ namespace sps::ops::hopper {
 constexpr int kWarpgroupThreads = 128;
 constexpr int kChunkColumns = 64, kChunkRowBytes = 128;  // of bf16
 
-// x. What is computed from it stays where it stands: moved in front of a loop it would take registers there.
-__device__ __forceinline__ int in_place(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // Barriers among warps by number: `threads` of them take part, arriving or waiting.
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -80,19 +74,27 @@ __device__ __forceinline__ void stores_commit() {
 __device__ __forceinline__ void stores_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+// Until at most kPending of the last groups are unfinished.
+template <int kPending = 0>
 __device__ __forceinline__ void stores_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // A turn among blocks: a counter in global memory that each block raises when its part is in global memory.
-// An acquiring load empties the L1 cache, so the counter is looked at with relaxed ones until it is time.
+// An acquiring load empties the L1 cache, so a counter that was not there at the first look is watched with
+// relaxed ones until it is time.
+__device__ __forceinline__ bool count_reached(const int32_t* counter, int32_t count) {
+  int32_t now;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  return now >= count;
+}
 __device__ __forceinline__ void await_count(const int32_t* counter, int32_t count) {
   int32_t now;
   do {
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
   } while (now < count);
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-  asm volatile("fence.proxy.async.global;" ::: "memory");
+  count_reached(counter, count);
 }
 __device__ __forceinline__ void set_count(int32_t* counter, int32_t count) {
   asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -370,7 +370,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-// No turns taken, no tickets; document starts where the copy engine can fetch them.
+// No turns taken, no tickets; document starts where the copy engine can fetch them, and how many there are.
 __global__ void __launch_bounds__(256)
     prepare_kernel(const __grid_constant__ Problem p, const __grid_constant__ BackwardWork work,
                    int counters) {
@@ -378,6 +378,14 @@ __global__ void __launch_bounds__(256)
   if (n < counters) work.schedule.counter[n] = 0;
   if (n < p.batch * padded)
     work.starts[n] = n % padded < p.length ? p.document_start[n / padded * p.length + n % padded] : kNever;
+  const int sequence = int(blockIdx.x);
+  if (sequence >= p.batch) return;
+  int documents = 0;
+  for (int first = 0; first < p.length; first += 256) {
+    const int i = first + int(threadIdx.x);
+    documents += __syncthreads_count(i < p.length && p.document_start[int64_t(sequence) * p.length + i] == i);
+  }
+  if (threadIdx.x == 0) work.documents[sequence] = documents;
 }
 
 // Sums in f32 to dq: a block takes a query tile.
@@ -418,6 +426,16 @@ int64_t work_of(const Problem& p, int set) {
   return pairs;
 }
 
+// Sets with the longest tiles come first: while the last of those are under way, blocks that are through take
+// the short tiles of heads that were done long before.
+void plan_phases(const Problem& p, const HopperSchedule& schedule, BackwardWork& work) {
+  int order[kMaxKeySets] = {0, 1, 2};
+  std::stable_sort(order, order + p.sets, [&](int a, int b) { return work_of(p, a) > work_of(p, b); });
+  for (int s = 0; s < p.sets; ++s) work.phase[work.phases++] = {order[s], 0, schedule.tiles};
+  work.schedule = schedule;
+  work.tickets = p.sets * schedule.items;
+}
+
 template <class Shape>
 void launch_backward(const Exec& ex, const Problem& p) {
   BackwardMaps maps{};
@@ -430,11 +448,8 @@ void launch_backward(const Exec& ex, const Problem& p) {
     maps.v[s] = tile_map(p, p.keys[s].v, p.kv_heads, Shape::kKeys);
   }
   BackwardWork work;
-  work.key_tiles = (p.length + Shape::kKeys - 1) / Shape::kKeys;
   work.query_tiles = (p.length + Shape::kQueries - 1) / Shape::kQueries;
-  for (int s = 0; s < p.sets; ++s) work.order[s] = s, work.paired[s] = seen_alike(p, s);
-  std::stable_sort(work.order, work.order + p.sets,
-                   [&](int a, int b) { return work_of(p, a) > work_of(p, b); });
+  for (int s = 0; s < p.sets; ++s) work.paired[s] = seen_alike(p, s);
   using Sizes = HopperBackwardScratch;
   static_assert(Shape::kGroups == Sizes::kGroups && Shape::kQueryGradient == Sizes::kQueryGradient &&
                 Shape::kQueries == Sizes::queries(Shape::kHeadDim));
@@ -443,16 +458,18 @@ void launch_backward(const Exec& ex, const Problem& p) {
   auto* scratch = reinterpret_cast<int32_t*>(device_scratch(ex, DeviceSlot::workspace, sizes.bytes()));
   work.turns = scratch + 1;
   work.starts = scratch + sizes.starts_at();
+  work.documents = scratch + sizes.documents_at();
   work.dq = reinterpret_cast<float*>(scratch + sizes.dq_at());
+  const int key_tiles = (p.length + Shape::kKeys - 1) / Shape::kKeys;
   // A position of a key head keeps in cache q, d_o and the sums of dq of all that read it, and k and v.
-  const int64_t row_bytes = int64_t{8} * p.head_dim * p.streams * p.group + int64_t{4} * p.head_dim * p.sets;
-  work.schedule = make_schedule(p, p.sets * work.key_tiles, 1, row_bytes, scratch);
-  const auto blocks = unsigned((std::max(counters, starts) + 255) / 256);
+  work.row_bytes = int64_t{8} * p.head_dim * p.streams * p.group + int64_t{4} * p.head_dim * p.sets;
+  plan_phases(p, make_schedule(p, key_tiles, 1, work.row_bytes, scratch), work);
+  const auto blocks = unsigned(std::max<int64_t>((std::max(counters, starts) + 255) / 256, p.batch));
   prepare_kernel<<<blocks, 256, 0, stream_of(ex)>>>(p, work, int(counters));
   SPS_LAUNCHED();
   SPS_CUDA(cudaFuncSetAttribute(backward_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 Shape::kBytes));
-  const int blocks_of_work = std::min(work.schedule.items, gpu_info().multiprocessors);
+  const int blocks_of_work = std::min(work.tickets, gpu_info().multiprocessors);
   if (blocks_of_work > 0)
     backward_kernel<Shape><<<blocks_of_work, Shape::kThreads, Shape::kBytes, stream_of(ex)>>>(maps, p, work);
   SPS_LAUNCHED();

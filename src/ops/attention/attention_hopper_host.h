@@ -20,12 +20,24 @@ struct HopperSchedule {
   };
 #ifdef __CUDACC__
   __device__ __forceinline__ Place find(int item) const {
+    return find(item, tiles);
+  }
+  __device__ __forceinline__ Place find(int item, int tiles) const {
     const int before = item / (section * tiles), first = before * section;
     const int within = item - first * tiles, wide = min(section, heads - first);
     return {tiles - 1 - within / wide, first + within % wide};
   }
 #endif
 };
+
+// Heads of a section, when so many rows of a head are worked on at about the same time.
+constexpr int64_t kCachedBytes = int64_t{24} << 20;  // of the L2 cache, which halves share
+constexpr int section_of(int heads, int64_t row_bytes, int64_t rows) {
+  const int64_t fit = kCachedBytes / (row_bytes * rows > 0 ? row_bytes * rows : 1);
+  const int most = fit < 1 ? 1 : fit < heads ? int(fit) : heads;
+  const int sections = (heads + most - 1) / most;
+  return (heads + sections - 1) / sections;
+}
 
 // Boxes of 64 columns and `box_rows` rows of one head; rows outside a sequence and columns outside a head are
 // zero.

@@ -24,15 +24,17 @@ struct HopperBackwardScratch {
   static constexpr int64_t kGroups = 2, kQueryGradient = 2 * 64 * 64;
   static constexpr int64_t queries(int64_t head_dim) { return head_dim == 64 ? 128 : 64; }
 
-  int64_t query_tiles, counters, starts;
+  int64_t query_tiles, counters, starts, documents;
   constexpr HopperBackwardScratch(int64_t batch, int64_t length, int64_t heads, int64_t streams,
                                   int64_t head_dim)
       : query_tiles((length + queries(head_dim) - 1) / queries(head_dim) * streams * batch * heads),
         counters(kGroups * query_tiles + 1),
-        starts(batch * padded_length(length)) {}
+        starts(batch * padded_length(length)),
+        documents(batch) {}
   // In numbers of four bytes, from the beginning.
   constexpr int64_t starts_at() const { return rounded(counters); }
-  constexpr int64_t dq_at() const { return starts_at() + rounded(starts); }
+  constexpr int64_t documents_at() const { return starts_at() + rounded(starts); }
+  constexpr int64_t dq_at() const { return documents_at() + rounded(documents); }
   constexpr size_t bytes() const { return size_t(dq_at() + query_tiles * kQueryGradient) * 4; }
 
  private:

@@ -22,15 +22,6 @@ __global__ void __launch_bounds__(kThreads, 1) program_kernel(const Program* pro
 constexpr int kMostWork = 96 << 10,
               kMostAttention = 80 << 10;  // bytes of a block that rows, and attention, may take
 
-int most_shared() {
-  static const int bytes = [] {
-    int most = 0;
-    SPS_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-    return most;
-  }();
-  return bytes;
-}
-
 // Bytes, in whole lines.
 int rounded_up(int bytes) {
   return (bytes + 127) / 128 * 128;
