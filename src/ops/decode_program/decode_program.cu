@@ -9,6 +9,8 @@
 
 namespace sps::ops::decode_program {
 
+using decode_product::most_shared;
+
 namespace {
 
 template <int D>
