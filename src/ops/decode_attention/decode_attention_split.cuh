@@ -377,7 +377,7 @@ class SplitWarp {
   // 32nd column; a chunk's factors are made by one lane.
   template <int kJoined>
   __device__ void join_chunks(int first) const {
-    constexpr int kColumns = D / 32, kAhead = chunks_ahead<D>() / kJoined;
+    constexpr int kColumns = D / 32, kAhead = chunks_ahead<D>() / (kStages == 1 ? 2 : 1) / kJoined;
     static_assert(32 % kAhead == 0);
     const WorkItem& tile = shared_.tile;
     const int chunks = tile.run.all_chunks();

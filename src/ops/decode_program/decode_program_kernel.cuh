@@ -102,6 +102,9 @@ struct Rest {
   Record record[kRecords];
   alignas(16) uint4 loaded[kStageVectors];
   RingBarriers barriers;
+  // What the workers know is read where it is needed, for attention wants the registers.
+  Program program;
+  unsigned char *mail, *other_mail;  // this launch's, the next one's
   float scale[kMostRows];
   bool last;
 };
@@ -217,15 +220,13 @@ __device__ __forceinline__ void arrive(unsigned* counter, unsigned arrivals) {
 
 template <int D>
 struct Worker {
-  const Program& program;
   const unsigned char* const ring;
   unsigned char* const work;
   Rest& rest;
   RingWalk walk;
-  unsigned char *mail = nullptr, *other_mail = nullptr;  // this launch's, the next one's
   const int me = int(threadIdx.x), warp = me / kWarp, lane = me % kWarp;
 
-  __device__ unsigned* counter(int stage) const { return program.counters + stage * kCounterStep; }
+  __device__ unsigned* counter(int stage) const { return rest.program.counters + stage * kCounterStep; }
   __device__ void await_piece() const { wait_for(rest.barriers.full[walk.slot()], walk.parity()); }
   __device__ void leave_piece(int size) {
     hopper::warp_arrive(hopper::smem_address(&rest.barriers.empty[walk.slot()]));
@@ -241,7 +242,7 @@ struct Worker {
     const int of_row = columns / kEach, all = p.rows * of_row;
     const bool by_mail = s.x_mail >= 0;
     const int64_t stride = by_mail ? p.k : p.x_stride;
-    const unsigned char* const x = by_mail ? mail + s.x_mail : static_cast<const unsigned char*>(p.x);
+    const unsigned char* const x = by_mail ? rest.mail + s.x_mail : static_cast<const unsigned char*>(p.x);
     for (int base = me; base < all; base += kAhead * kWorkerThreads) {
       const unsigned char* from[kAhead];
       uint4 got[kAhead];
@@ -366,7 +367,7 @@ struct Worker {
   __device__ uint32_t old_of(const Stage& s, int row, int feature) const {
     const Product<bf16>& p = s.product;
     if (s.old_mail >= 0)
-      return read_mail_float(mail + s.old_mail +
+      return read_mail_float(rest.mail + s.old_mail +
                              (int64_t(row) * p.outputs + feature) * int64_t(sizeof(float)));
     return __float_as_uint(__ldcg(static_cast<const float*>(p.y) + row * p.y_stride + feature));
   }
@@ -375,11 +376,11 @@ struct Worker {
     const bf16 rounded = from_float<bf16>(x);
     if (s.y_mail >= 0) {
       if (p.floats) {
-        write_mail(y_mail(s, mail, row, feature), __float_as_uint(x));
-        write_mail(y_mail(s, other_mail, row, feature), kNoNumber);
+        write_mail(y_mail(s, rest.mail, row, feature), __float_as_uint(x));
+        write_mail(y_mail(s, rest.other_mail, row, feature), kNoNumber);
       } else {
-        write_mail(y_mail(s, mail, row, feature), rounded.bits);
-        write_mail(y_mail(s, other_mail, row, feature), uint16_t(kNoNumber));
+        write_mail(y_mail(s, rest.mail, row, feature), rounded.bits);
+        write_mail(y_mail(s, rest.other_mail, row, feature), uint16_t(kNoNumber));
       }
     }
     if (!s.keeps) return;
@@ -461,8 +462,8 @@ struct Worker {
     if (me < kRecordVectors) reinterpret_cast<uint4*>(&rest.record[stage % kRecords])[me] = x;
   }
   __device__ uint4 ask_record(int stage) const {
-    return me < kRecordVectors && stage < program.stages ? record_vector(program, stage, me)
-                                                         : make_uint4(0, 0, 0, 0);
+    return me < kRecordVectors && stage < rest.program.stages ? record_vector(rest.program, stage, me)
+                                                              : make_uint4(0, 0, 0, 0);
   }
 
   // The rest of an attention.
@@ -492,12 +493,12 @@ struct Worker {
       if (part && s.arrives && me == 0) arrive(counter(n), 1);
     };
     if constexpr (D > 0) {
-      const bool attends = last < program.stages && record(last).stage.attends,
-                 mine = attends && warp < program.attention_warps;
-      auto* const memory = reinterpret_cast<AttentionWarp<D>*>(work + program.work_bytes) + warp;
+      const bool attends = last < rest.program.stages && record(last).stage.attends,
+                 mine = attends && warp < rest.program.attention_warps;
+      auto* const memory = reinterpret_cast<AttentionWarp<D>*>(work + rest.program.work_bytes) + warp;
       const Record& r = record(last);
       decode::SplitWarp<D, true, 1> split(r.attention, r.partials, memory->shared);
-      if (mine) split.start({int(blockIdx.x), int(gridDim.x), warp, program.attention_warps});
+      if (mine) split.start({int(blockIdx.x), int(gridDim.x), warp, rest.program.attention_warps});
       if (multiplies) to_product();
       if (!attends) return 1;
       const uint4 coming = ask_record(last + kAhead);
@@ -511,14 +512,12 @@ struct Worker {
   }
 
   __device__ void run() {
-    Own* const own = reinterpret_cast<Own*>(counter(program.stages));
-    const unsigned launches = __ldcg(&own->launches);
-    mail = program.mail + launches % 2 * program.mail_bytes;
-    other_mail = program.mail + (launches + 1) % 2 * program.mail_bytes;
+    const Program& program = rest.program;
     for (int n = 0; n < kAhead; ++n) put_record(n, ask_record(n));
     meet();
     for (int n = 0; n < program.stages;) n += step(n);
     // Nobody looks at a counter any more when all blocks are here: the last one leaves zeros behind.
+    Own* const own = reinterpret_cast<Own*>(counter(program.stages));
     if (me == 0) {
       __threadfence();
       rest.last = atomicInc(&own->ended, gridDim.x - 1) == gridDim.x - 1;
@@ -526,24 +525,32 @@ struct Worker {
     meet();
     if (!rest.last) return;
     __threadfence();
-    if (me == 0) own->launches = launches + 1;
-    for (int n = me; n < program.stages; n += kWorkerThreads) program.counters[n * kCounterStep] = 0;
+    if (me == 0) ++own->launches;
+    for (int n = me; n < program.stages; n += kWorkerThreads) *counter(n) = 0;
   }
 };
 
 template <int D>
-__device__ __forceinline__ void run_program(const Program program, unsigned char* memory) {
-  Rest& rest = *reinterpret_cast<Rest*>(memory + program.ring_bytes + program.work_bytes +
-                                        attention_bytes<D>(program.attention_warps));
-  if (int(threadIdx.x) < kPieces) {
-    hopper::barrier_init(hopper::smem_address(&rest.barriers.full[threadIdx.x]), 1);
-    hopper::barrier_init(hopper::smem_address(&rest.barriers.empty[threadIdx.x]),
-                         kWorkers * hopper::kWarpArrivals);
+__device__ __forceinline__ void run_program(const Program& given, unsigned char* memory) {
+  Rest& rest = *reinterpret_cast<Rest*>(memory + given.ring_bytes + given.work_bytes +
+                                        attention_bytes<D>(given.attention_warps));
+  const int me = int(threadIdx.x);
+  if (me < kPieces) {
+    hopper::barrier_init(hopper::smem_address(&rest.barriers.full[me]), 1);
+    hopper::barrier_init(hopper::smem_address(&rest.barriers.empty[me]), kWorkers * hopper::kWarpArrivals);
     hopper::barrier_init_fence();
   }
+  if (me == 0) {
+    rest.program = given;
+    const auto* const own = reinterpret_cast<const Own*>(given.counters + given.stages * kCounterStep);
+    const unsigned launches = __ldcg(&own->launches);
+    rest.mail = given.mail + launches % 2 * given.mail_bytes;
+    rest.other_mail = given.mail + (launches + 1) % 2 * given.mail_bytes;
+  }
   __syncthreads();
-  if (int(threadIdx.x) >= kWorkerThreads) return load_weights(program, memory, rest);
-  Worker<D>{program, memory, memory + program.ring_bytes, rest, RingWalk(program.ring_bytes)}.run();
+  const Program& program = rest.program;
+  if (me >= kWorkerThreads) return load_weights(program, memory, rest);
+  Worker<D>{memory, memory + program.ring_bytes, rest, RingWalk(program.ring_bytes)}.run();
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
