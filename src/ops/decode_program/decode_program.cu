@@ -102,14 +102,14 @@ class List final : public GpuList {
     program.work_bytes = work_, program.attention_warps = attention_warps_;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(unsigned(gpu_info().multiprocessors)), config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = size_t(most_shared()), config.stream = stream_of(ex_);
+    config.dynamicSmemBytes = size_t(decode_product::most_shared()), config.stream = stream_of(ex_);
     cudaLaunchAttribute together{};
     together.id = cudaLaunchAttributeCooperative, together.val.cooperative = 1;
     config.attrs = &together, config.numAttrs = 1;
     with_head_dim(head_dim_, [&]<int D>() {
       program.ring_bytes = ring_beside(work_ + attention_bytes<D>(attention_warps_));
       SPS_CUDA(cudaFuncSetAttribute(program_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    most_shared()));
+                                    decode_product::most_shared()));
       SPS_CUDA(cudaLaunchKernelEx(&config, program_kernel<D>, program));
     });
     launched_ = list_.size(), ++launches_;
@@ -124,7 +124,7 @@ class List final : public GpuList {
 
  private:
   static int ring_beside(int bytes) {
-    return (most_shared() - rounded_up(int(sizeof(Rest))) - bytes) / 128 * 128;
+    return (decode_product::most_shared() - rounded_up(int(sizeof(Rest))) - bytes) / 128 * 128;
   }
 
   Exec ex_;
