@@ -120,18 +120,20 @@ void Decoder::issue() {
     device();  // the program's end
   };
   if (ex_.device == Device::cpu || !options_.graphs || lists_.longest > 1) return pass();
-  graphs_.run(ex_, {lists_.runs, x_rows_, p_rows_, int64_t(picks_.size())}, pass,
-              [&](StreamGraph& graph, std::optional<ops::DecodeProgram>& program) {
-                if (options_.program && ops::DecodeProgram::usable(ex_))
-                  program.emplace(ex_, kStageCalls * int64_t(plan_.stages.size() + 1));
-                program_ = program ? &*program : nullptr;
-                const struct Reset {
-                  ops::DecodeProgram*& program;
-                  ~Reset() { program = nullptr; }
-                } reset{program_};
-                graph.record(ex_, pass);
-                if (program) program->upload();
-              });
+  graphs_.run(
+      ex_, {lists_.runs, x_rows_, p_rows_, int64_t(picks_.size())}, pass,
+      [&](StreamGraph& graph, std::optional<ops::DecodeProgram>& program) {
+        // Its products are of few rows: with more, attention alone would be left to it.
+        if (options_.program && x_rows_ + p_rows_ <= ops::kMostProgramRows && ops::DecodeProgram::usable(ex_))
+          program.emplace(ex_, kStageCalls * int64_t(plan_.stages.size() + 1));
+        program_ = program ? &*program : nullptr;
+        const struct Reset {
+          ops::DecodeProgram*& program;
+          ~Reset() { program = nullptr; }
+        } reset{program_};
+        graph.record(ex_, pass);
+        if (program) program->upload();
+      });
 }
 
 void Decoder::put_lists(std::span<const Run> runs) {

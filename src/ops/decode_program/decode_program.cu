@@ -1,5 +1,6 @@
 // The list of stages, and the launch.
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "ops/decode_program/decode_program_cuda.h"
@@ -56,12 +57,16 @@ class List final : public GpuList {
     Stage s;
     s.product = decode_product::make_product<bf16>(call);
     Product<bf16>& p = s.product;
-    s.parts = decode_product::parts_of(p.k), s.chunks = int(ceil_div(p.k, kChunk));
+    const int parts = decode_product::parts_of(p.k), halves = p.end == DecodeEnd::swiglu ? 2 : 1;
+    s.log_parts = std::countr_zero(unsigned(parts)), s.chunks = int(ceil_div(p.k, kChunk));
     s.pieces = int(ceil_div(s.chunks, kPieceChunks)), s.piece_chunks = int(ceil_div(s.chunks, s.pieces));
     s.pieces = int(ceil_div(s.chunks, s.piece_chunks));
-    const int tile_sums = s.parts * p.rows * kFeatures * int(sizeof(float)),
-              halves = p.end == DecodeEnd::swiglu ? 2 : 1;
-    s.batch = kSumsBytes / (tile_sums * halves);
+    s.last_chunks = s.chunks - (s.pieces - 1) * s.piece_chunks;
+    s.row_inverse = 65536 / unsigned(p.rows) + 1;
+    // Their sums have room, and their pieces are fewer than the ring's barriers.
+    s.batch = std::min(kSumsBytes / (parts * p.rows * kFeatures * int(sizeof(float)) * halves),
+                       (kPieces - 2) / (s.pieces * halves));
+    if (s.batch == 0) return false;
     p.tiles = int(ceil_div(p.outputs, kFeatures));
     const int64_t floats = p.gain != nullptr ? int64_t{4} * p.k : 0,
                   work = p.rows * (row_step(s.chunks) + floats),

@@ -47,10 +47,11 @@ struct Stage {
   int32_t first_block = 0;  // which block has tile 0
   struct Await {
     int32_t stage = 0, arrivals = 0;
-  } awaited[kMostAwaited];               // the first ones; no arrivals: no more
-  int32_t parts = 0, chunks = 0;         // of k
-  int32_t pieces = 0, piece_chunks = 0;  // of a tile's way through the ring
-  int32_t batch = 0;                     // tiles whose sums are added up together
+  } awaited[kMostAwaited];                                // the first ones; no arrivals: no more
+  int32_t log_parts = 0, chunks = 0;                      // of k
+  int32_t pieces = 0, piece_chunks = 0, last_chunks = 0;  // of a tile's way through the ring
+  int32_t batch = 0;                                      // tiles whose sums are added up together
+  uint32_t row_inverse = 0;  // n / rows is n * row_inverse >> 16, for n below 2^10
   // Where mail lies, in bytes, its rows one behind the other; -1: it is no mail. `old`: what y is added to.
   int64_t x_mail = -1, old_mail = -1, y_mail = -1;
   Product<bf16> product;
@@ -111,14 +112,6 @@ struct Rest {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// A tile's pieces: chunks [first, first + count) of k.
-struct Piece {
-  int first, count;
-  __device__ Piece(const Stage& s, int n)
-      : first(n * s.piece_chunks), count(min(s.piece_chunks, s.chunks - first)) {}
-  __device__ int step() const { return row_step(count); }
-  __device__ int bytes() const { return kFeatures * step(); }
-};
 __device__ __forceinline__ int gain_bytes(const Product<bf16>& p) {
   return p.gain != nullptr ? p.k * int(sizeof(float)) : 0;
 }
@@ -161,10 +154,10 @@ __device__ __forceinline__ void load_weights(const Program& program, unsigned ch
       const int rows = min(kFeatures, p.outputs - tile * kFeatures);
       for (int half = 0; half < (p.end == DecodeEnd::swiglu ? 2 : 1); ++half) {
         const bf16* const row = p.w + (int64_t(half) * p.outputs + tile * kFeatures + lane) * p.w_stride;
-        for (int i = 0; i < s.pieces; ++i) {
-          const Piece piece(s, i);
-          const int columns = min(piece.count * kChunk, p.k - piece.first * kChunk);
-          push(piece.bytes(), rows, columns * int(sizeof(bf16)), piece.step(), row + piece.first * kChunk);
+        for (int i = 0, first = 0; i < s.pieces; ++i, first += s.piece_chunks) {
+          const int count = i + 1 < s.pieces ? s.piece_chunks : s.last_chunks, step = row_step(count);
+          const int columns = min(count * kChunk, p.k - first * kChunk);
+          push(kFeatures * step, rows, columns * int(sizeof(bf16)), step, row + first * kChunk);
         }
       }
     }
@@ -218,6 +211,32 @@ __device__ __forceinline__ void arrive(unsigned* counter, unsigned arrivals) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(arrivals) : "memory");
 }
 
+// Sums of 8 features and up to 8 rows, bit by bit those of decode_product::Sums: of every 16 bytes of a row
+// the words 0 and 1 meet in one instruction, 2 and 3 in another. A lane's four words of x, in the order 0, 2,
+// 1, 3, are the operand of both instructions: its upper rows are words 0 and 1, its lower ones 2 and 3, and
+// each instruction's other half of sums means nothing.
+struct PairSums {
+  float sum[2][4] = {};
+
+  __device__ __forceinline__ void add_half(const uint4& w, const uint4& x) {
+    multiply_add(sum[0], {x.x, x.y, x.z, x.w}, w.x, w.y);
+    multiply_add(sum[1], {x.x, x.y, x.z, x.w}, w.z, w.w);
+  }
+  // A chunk, from the lane's bytes on; of weights that are not there, zeros.
+  __device__ __forceinline__ void add(const unsigned char* w, const unsigned char* x, bool first = true,
+                                      bool second = true) {
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+    add_half(first ? *reinterpret_cast<const uint4*>(w) : zeros, *reinterpret_cast<const uint4*>(x));
+    add_half(second ? *reinterpret_cast<const uint4*>(w + kHalf) : zeros,
+             *reinterpret_cast<const uint4*>(x + kHalf));
+  }
+  // to[row * kFeatures + feature]
+  __device__ __forceinline__ void put(float* to, int rows, int lane) const {
+    if (lane / 4 < rows)
+      *reinterpret_cast<float2*>(to + 2 * lane) = make_float2(sum[0][0] + sum[1][2], sum[0][1] + sum[1][3]);
+  }
+};
+
 template <int D>
 struct Worker {
   const unsigned char* const ring;
@@ -237,33 +256,36 @@ struct Worker {
   // read where it lies, or as it comes.
   template <class T, class Put>
   __device__ void fetch(const Stage& s, int columns, Put&& put) const {
-    constexpr int kEach = kVectorBytes / int(sizeof(T)), kAhead = 4;
+    constexpr int kEach = kVectorBytes / int(sizeof(T)), kAtOnce = 4, kStep = kEach * kWorkerThreads;
     const Product<bf16>& p = s.product;
-    const int of_row = columns / kEach, all = p.rows * of_row;
     const bool by_mail = s.x_mail >= 0;
     const int64_t stride = by_mail ? p.k : p.x_stride;
     const unsigned char* const x = by_mail ? rest.mail + s.x_mail : static_cast<const unsigned char*>(p.x);
-    for (int base = me; base < all; base += kAhead * kWorkerThreads) {
-      const unsigned char* from[kAhead];
-      uint4 got[kAhead];
+    int row = 0, column = kEach * me;  // of this thread's next vector
+    while (row < p.rows) {
+      const unsigned char* from[kAtOnce];
+      int rows[kAtOnce], cols[kAtOnce];
+      uint4 got[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int n = base + i * kWorkerThreads, r = n / of_row, c = (n - r * of_row) * kEach;
-        from[i] = nullptr;
-        if (n >= all || c >= p.k) continue;
-        const int64_t row = p.pick != nullptr ? __ldcg(p.pick + r) : r;
-        from[i] = x + (row * stride + c) * int64_t(sizeof(T));
+      for (int i = 0; i < kAtOnce; ++i) {
+        from[i] = nullptr, rows[i] = row, cols[i] = column;
+        if (row < p.rows && column < p.k) {
+          const int64_t at = p.pick != nullptr ? __ldcg(p.pick + row) : row;
+          from[i] = x + (at * stride + column) * int64_t(sizeof(T));
+        }
+        column += kStep;
+        if (column >= columns) column = kEach * me, ++row;
       }
       const auto read = [&] {
         bool come = true;
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
+        for (int i = 0; i < kAtOnce; ++i) {
           got[i] = make_uint4(0, 0, 0, 0);
           if (from[i] == nullptr) continue;
           got[i] = by_mail ? read_mail(from[i]) : decode_product::read_vector(from[i]);
         }
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) come = come && has_come<T>(got[i]);
+        for (int i = 0; i < kAtOnce; ++i) come = come && has_come<T>(got[i]);
         return come;
       };
       if (!read() && by_mail) {
@@ -271,20 +293,19 @@ struct Worker {
         while (!read()) dog.look();
       }
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int n = base + i * kWorkerThreads, r = n / of_row;
-        if (n < all) put(r, (n - r * of_row) * kEach, got[i]);
-      }
+      for (int i = 0; i < kAtOnce; ++i)
+        if (rows[i] < p.rows && cols[i] < columns) put(rows[i], cols[i], got[i]);
     }
   }
 
-  // f(x), in rows of row_step() bytes, zeros up to whole chunks. Ends with a barrier.
+  // f(x), in rows of row_step() bytes, zeros up to whole chunks, the inner two of every four words in each
+  // other's places, see PairSums. Ends with a barrier.
   __device__ void take_rows(const Stage& s) {
     const Product<bf16>& p = s.product;
     const int step = row_step(s.chunks), columns = s.chunks * kChunk;
     if (p.gain == nullptr) {
       fetch<bf16>(s, columns, [&](int r, int c, const uint4& x) {
-        *reinterpret_cast<uint4*>(work + r * step + c * int(sizeof(bf16))) = x;
+        *reinterpret_cast<uint4*>(work + r * step + c * int(sizeof(bf16))) = make_uint4(x.x, x.z, x.y, x.w);
       });
       return meet();
     }
@@ -300,61 +321,78 @@ struct Worker {
     await_piece();
     const auto* const gain = reinterpret_cast<const float*>(ring + walk.place(gain_bytes(p)));
     meet();
-    const int of_row = columns / 4;
-    for (int i = me; i < p.rows * of_row; i += kWorkerThreads) {
-      const int r = i / of_row, c = (i - r * of_row) * 4;
-      float n[4] = {};
-      if (c < p.k) {
-        const float4 v =
-            decode_product::normed(read(r, c), rest.scale[r], *reinterpret_cast<const float4*>(gain + c));
-        n[0] = v.x, n[1] = v.y, n[2] = v.z, n[3] = v.w;
+    for (int r = 0; r < p.rows; ++r) {
+      const float scale = rest.scale[r];
+      unsigned char* const to = work + r * step;
+      for (int c = 4 * me; c < columns; c += 4 * kWorkerThreads) {
+        float4 n{0, 0, 0, 0};
+        if (c < p.k)
+          n = decode_product::normed(read(r, c), scale, *reinterpret_cast<const float4*>(gain + c));
+        // Numbers 0 to 3 of a vector, or 4 to 7.
+        uint32_t* const pair = reinterpret_cast<uint32_t*>(to + c / 8 * kVectorBytes) + c / 4 % 2;
+        pair[0] = pack_bf16(n.x, n.y), pair[2] = pack_bf16(n.z, n.w);
       }
-      store(reinterpret_cast<bf16*>(work + r * step) + c, n);
     }
     leave_piece(gain_bytes(p));
     meet();
   }
 
-  // The sums of tile `n` of a batch, part by part. The warps are teams with a warp for each part, that take
-  // tiles in turn.
-  __device__ void multiply(const Stage& s, const decode_product::SharedRows& x, int n) {
+  // A warp's part of k, the same for all tiles of a stage. The warps are teams with a warp for each part,
+  // that take tiles in turn.
+  struct Part {
+    int number, team, teams, begin, end, whole;  // chunks; `whole` of them lie before the end of k
+    const unsigned char* x;                      // this lane's row, from the lane's bytes on
+  };
+  __device__ Part part_of(const Stage& s) const {
     const Product<bf16>& p = s.product;
-    const int part = warp % s.parts, teams = kWorkers / s.parts;
-    const bool mine = n % teams == warp / s.parts;
-    const int begin = part * p.part_chunks, end = mine ? begin + p.part_chunks : 0;
-    decode_product::Sums<bf16, kMostRows> own;
-    for (int i = 0; i < s.pieces; ++i) {
-      const Piece piece(s, i);
-      await_piece();
-      const unsigned char* const w = ring + walk.place(piece.bytes()) + lane / 4 * piece.step() +
-                                     lane % 4 * kVectorBytes - piece.first * kChunkBytes;
-      const int stop = min(end, piece.first + piece.count), whole = min(stop, p.k / kChunk);
-      int chunk = max(begin, piece.first);
-#pragma unroll 4
-      for (; chunk < whole; ++chunk) {
-        const auto* const at = w + chunk * kChunkBytes;
-        const uint4 both[2] = {*reinterpret_cast<const uint4*>(at),
-                               *reinterpret_cast<const uint4*>(at + kHalf)};
-        own.add(both, x, chunk * kChunkBytes, lane);
+    Part part;
+    part.number = warp & ((1 << s.log_parts) - 1), part.team = warp >> s.log_parts;
+    part.teams = kWorkers >> s.log_parts;
+    part.begin = part.number * p.part_chunks, part.end = min(part.begin + p.part_chunks, s.chunks);
+    part.whole = min(part.end, p.k / kChunk);
+    part.x = work + min(lane / 4, p.rows - 1) * row_step(s.chunks) + lane % 4 * kVectorBytes;
+    return part;
+  }
+
+  // The sums of tile `n` of a batch, part by part. A warp looks at those pieces alone that have something of
+  // its part, and is through with the others at once: between two barriers lie fewer pieces than kPieces.
+  __device__ void multiply(const Stage& s, const Part& part, int n) {
+    const bool mine = (n & (part.teams - 1)) == part.team;
+    PairSums own;
+    for (int i = 0, first = 0; i < s.pieces; ++i, first += s.piece_chunks) {
+      const int count = i + 1 < s.pieces ? s.piece_chunks : s.last_chunks, step = row_step(count);
+      const int begin = max(part.begin, first), end = min(part.end, first + count);
+      if (mine && begin < end) {
+        await_piece();
+        const unsigned char* w = ring + walk.place(kFeatures * step) + lane / 4 * step +
+                                 lane % 4 * kVectorBytes + (begin - first) * kChunkBytes;
+        const unsigned char* x = part.x + begin * kChunkBytes;
+        int left = min(end, part.whole) - begin;
+        for (; left >= 4; left -= 4, w += 4 * kChunkBytes, x += 4 * kChunkBytes) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) own.add(w + c * kChunkBytes, x + c * kChunkBytes);
+        }
+        for (; left > 0; --left, w += kChunkBytes, x += kChunkBytes) own.add(w, x);
+        if (end > part.whole && begin <= part.whole) {  // the last chunk: behind k lies anything
+          const int k = part.whole * kChunk + lane % 4 * (kVectorBytes / int(sizeof(bf16)));
+          own.add(w, x, k < s.product.k, k + kChunk / 2 < s.product.k);
+        }
       }
-      if (chunk < stop) {  // the last one: behind k lies anything
-        const int k = chunk * kChunk + lane % 4 * (kVectorBytes / int(sizeof(bf16)));
-        uint4 both[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
-        if (k < p.k) both[0] = *reinterpret_cast<const uint4*>(w + chunk * kChunkBytes);
-        if (k + kChunk / 2 < p.k) both[1] = *reinterpret_cast<const uint4*>(w + chunk * kChunkBytes + kHalf);
-        own.add(both, x, chunk * kChunkBytes, lane);
-      }
-      leave_piece(piece.bytes());
+      leave_piece(kFeatures * step);
     }
-    if (mine) own.put(rest.sums + (n * s.parts + part) * p.rows * kFeatures, kFeatures, p.rows, lane);
+    if (mine)
+      own.put(rest.sums + ((n << s.log_parts) + part.number) * s.product.rows * kFeatures, s.product.rows,
+              lane);
   }
 
   __device__ float total(const Stage& s, int n, int row, int column) const {
     const int step = s.product.rows * kFeatures;
-    const float* part = rest.sums + n * s.parts * step + row * kFeatures + column;
+    const float* part = rest.sums + (n << s.log_parts) * step + row * kFeatures + column;
     float sum = 0;
-#pragma unroll 4
-    for (int i = 0; i < s.parts; ++i) sum += part[i * step];
+    for (int i = 0; i < 1 << s.log_parts; i += 4, part += 4 * step) {
+      const float four[4] = {part[0], part[step], part[2 * step], part[3 * step]};
+      sum += four[0], sum += four[1], sum += four[2], sum += four[3];
+    }
     return sum;
   }
 
@@ -414,7 +452,7 @@ struct Worker {
       int tile, row, column;
     };
     const auto place = [&](int i) {
-      const int line = i / kFeatures, tile = line / p.rows;
+      const int line = i / kFeatures, tile = int(unsigned(line) * s.row_inverse >> 16);
       return Place{tile, line - tile * p.rows, i % kFeatures};
     };
     const int tiles = (p.tiles - first + blocks - 1) / blocks, halves = p.end == DecodeEnd::swiglu ? 2 : 1;
@@ -427,10 +465,10 @@ struct Worker {
     }
     take_rows(s);
 
-    const decode_product::SharedRows x{work, p.rows, row_step(s.chunks)};
+    const Part part = part_of(s);
     for (int from = 0; from < tiles; from += s.batch) {
       const int count = min(s.batch, tiles - from);
-      for (int n = 0; n < count * halves; ++n) multiply(s, x, n);
+      for (int n = 0; n < count * halves; ++n) multiply(s, part, n);
       meet();
       for (int i = me; i < count * p.rows * kFeatures; i += kWorkerThreads) {
         const Place at = place(i);

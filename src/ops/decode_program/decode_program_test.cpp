@@ -14,19 +14,15 @@ struct Shape {
   int64_t padding = 0;  // of all rows
 };
 
-// Rows that pass through a few blocks without attention, and out through a head for some of them.
-struct Numbers {
-  Shape shape;
+// What several passes read.
+struct Weights {
   std::vector<Matrix> qkv, out, gate_up, down, gain;
-  Matrix head, residual, q, rest, h, logits, n, rstd, pair, delta, picked;
-  std::vector<int32_t> pick;
+  Matrix head;
 
-  explicit Numbers(const Shape& s) : shape(s) {
-    const auto matrix = [&](DType dtype, int64_t rows, int64_t cols) {
-      return Matrix(dtype, rows, cols, cols + s.padding);
-    };
+  explicit Weights(const Shape& s) {
     const auto weights = [&](int64_t rows, int64_t cols, const std::string& name) {
-      return matrix(DType::bf16, rows, cols).randomise(1, name, 1 / std::sqrt(double(cols)));
+      return Matrix(DType::bf16, rows, cols, cols + s.padding)
+          .randomise(1, name, 1 / std::sqrt(double(cols)));
     };
     for (int64_t i = 0; i < s.blocks; ++i) {
       qkv.push_back(weights(s.d + s.d / 2 + 3, s.d, fmt::format("qkv{}", i)));
@@ -37,6 +33,19 @@ struct Numbers {
         gain.push_back(Matrix(DType::f32, 1, s.d).randomise(1, fmt::format("gain{}.{}", i, j), 0.2, 1));
     }
     head = weights(s.vocab, s.d, "head");
+  }
+};
+
+// Rows that pass through a few blocks without attention, and out through a head for some of them.
+struct Numbers {
+  const Weights& w;
+  Matrix residual, q, rest, h, logits, n, rstd, pair, delta, picked;
+  std::vector<int32_t> pick;
+
+  Numbers(const Shape& s, const Weights& weights) : w(weights) {
+    const auto matrix = [&](DType dtype, int64_t rows, int64_t cols) {
+      return Matrix(dtype, rows, cols, cols + s.padding);
+    };
     residual = matrix(DType::f32, s.rows, s.d).randomise(1, "residual");
     q = matrix(DType::bf16, s.rows, s.d), rest = Matrix(DType::bf16, s.rows, s.d / 2 + 3);
     h = matrix(DType::bf16, s.rows, s.ffn);
@@ -59,36 +68,36 @@ void pass(OnDevice& on, const Numbers& m, DecodeProgram* program, int64_t launch
     if (++stages % launch_after == 0) program->launch();
   };
   const auto normed = [&](size_t gain) {
-    return DecodeRows(on(m.residual), on(m.gain[gain]), 1e-5F, on(m.n), on(m.rstd));
+    return DecodeRows(on(m.residual), on(m.w.gain[gain]), 1e-5F, on(m.n), on(m.rstd));
   };
-  for (size_t i = 0; i < m.qkv.size(); ++i) {
+  for (size_t i = 0; i < m.w.qkv.size(); ++i) {
     const DecodeRows first = normed(2 * i), second = normed(2 * i + 1);
     if (program != nullptr) {
-      added(program->linear(first, on(m.qkv[i]), on(m.q), on(m.rest)));
-      added(program->linear_add(on(m.q), on(m.out[i]), on(m.residual)));
-      added(program->linear_swiglu(second, on(m.gate_up[i]), on(m.h)));
-      added(program->linear_add(on(m.h), on(m.down[i]), on(m.residual)));
+      added(program->linear(first, on(m.w.qkv[i]), on(m.q), on(m.rest)));
+      added(program->linear_add(on(m.q), on(m.w.out[i]), on(m.residual)));
+      added(program->linear_swiglu(second, on(m.w.gate_up[i]), on(m.h)));
+      added(program->linear_add(on(m.h), on(m.w.down[i]), on(m.residual)));
     } else {
-      decode_linear(ex, first, on(m.qkv[i]), on(m.q), on(m.rest));
-      decode_linear_add(ex, on(m.q), on(m.out[i]), on(m.delta), on(m.residual));
-      decode_linear_swiglu(ex, second, on(m.gate_up[i]), on(m.pair), on(m.h));
-      decode_linear_add(ex, on(m.h), on(m.down[i]), on(m.delta), on(m.residual));
+      decode_linear(ex, first, on(m.w.qkv[i]), on(m.q), on(m.rest));
+      decode_linear_add(ex, on(m.q), on(m.w.out[i]), on(m.delta), on(m.residual));
+      decode_linear_swiglu(ex, second, on(m.w.gate_up[i]), on(m.pair), on(m.h));
+      decode_linear_add(ex, on(m.h), on(m.w.down[i]), on(m.delta), on(m.residual));
     }
   }
   const auto picks = int64_t(m.pick.size());
-  DecodeRows last(on(m.residual), on(m.gain[0]), 1e-5F, on(m.n).rows_from(0, picks),
+  DecodeRows last(on(m.residual), on(m.w.gain[0]), 1e-5F, on(m.n).rows_from(0, picks),
                   on(m.rstd).rows_from(0, picks));
   last.pick = on.ids(m.pick), last.s = on(m.picked);
-  if (program == nullptr) return decode_linear(ex, last, on(m.head), on(m.logits));
-  added(program->linear(last, on(m.head), on(m.logits)));
+  if (program == nullptr) return decode_linear(ex, last, on(m.w.head), on(m.logits));
+  added(program->linear(last, on(m.w.head), on(m.logits)));
   program->launch();
 }
 
 void compare(const Shape& s, int64_t launch_after, int passes, bool mail = true) {
   SCOPED_TRACE(fmt::format("{} rows, width {}, ffn {}, vocabulary {}, {} blocks, padding {}", s.rows, s.d,
                            s.ffn, s.vocab, s.blocks, s.padding));
-  const Numbers start(s);
-  Numbers calls = start, program = start;
+  const Weights weights(s);
+  const Numbers start(s, weights), calls(s, weights), program(s, weights);
   {
     OnDevice on(Device::cuda);
     for (int i = 0; i < passes; ++i) pass(on, calls, nullptr, 1);
@@ -98,9 +107,9 @@ void compare(const Shape& s, int64_t launch_after, int passes, bool mail = true)
     DecodeProgram stages(on.exec(), 4 * s.blocks + 1, mail);
     // Tensors come to the GPU outside of the recording.
     for (const Matrix* m : {&program.residual, &program.q, &program.rest, &program.h, &program.logits,
-                            &program.n, &program.rstd, &program.head, &program.picked})
+                            &program.n, &program.rstd, &program.picked, &weights.head})
       on(*m);
-    for (const auto* list : {&program.qkv, &program.out, &program.gate_up, &program.down, &program.gain})
+    for (const auto* list : {&weights.qkv, &weights.out, &weights.gate_up, &weights.down, &weights.gain})
       for (const Matrix& m : *list) on(m);
     on.ids(program.pick);
     StreamGraph graph;
