@@ -211,6 +211,15 @@ __device__ __forceinline__ void arrive(unsigned* counter, unsigned arrivals) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(arrivals) : "memory");
 }
 
+// Where it stands, whatever stands behind it.
+__device__ __forceinline__ uint4 load_shared(uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from));
+  return x;
+}
+
 // Sums of 8 features and up to 8 rows, bit by bit those of decode_product::Sums: of every 16 bytes of a row
 // the words 0 and 1 meet in one instruction, 2 and 3 in another. A lane's four words of x, in the order 0, 2,
 // 1, 3, are the operand of both instructions: its upper rows are words 0 and 1, its lower ones 2 and 3, and
@@ -218,17 +227,19 @@ __device__ __forceinline__ void arrive(unsigned* counter, unsigned arrivals) {
 struct PairSums {
   float sum[2][4] = {};
 
-  __device__ __forceinline__ void add_half(const uint4& w, const uint4& x) {
+  __device__ __forceinline__ void add(const uint4& w, const uint4& x) {
     multiply_add(sum[0], {x.x, x.y, x.z, x.w}, w.x, w.y);
     multiply_add(sum[1], {x.x, x.y, x.z, x.w}, w.z, w.w);
   }
-  // A chunk, from the lane's bytes on; of weights that are not there, zeros.
-  __device__ __forceinline__ void add(const unsigned char* w, const unsigned char* x, bool first = true,
-                                      bool second = true) {
-    const uint4 zeros = make_uint4(0, 0, 0, 0);
-    add_half(first ? *reinterpret_cast<const uint4*>(w) : zeros, *reinterpret_cast<const uint4*>(x));
-    add_half(second ? *reinterpret_cast<const uint4*>(w + kHalf) : zeros,
-             *reinterpret_cast<const uint4*>(x + kHalf));
+  // Chunks, from the lane's bytes on.
+  template <int kChunks>
+  __device__ __forceinline__ void add(uint32_t w, uint32_t x) {
+    uint4 weights[2 * kChunks], rows[2 * kChunks];
+#pragma unroll
+    for (int i = 0; i < 2 * kChunks; ++i)
+      weights[i] = load_shared(w + i * kHalf), rows[i] = load_shared(x + i * kHalf);
+#pragma unroll
+    for (int i = 0; i < 2 * kChunks; ++i) add(weights[i], rows[i]);
   }
   // to[row * kFeatures + feature]
   __device__ __forceinline__ void put(float* to, int rows, int lane) const {
@@ -237,9 +248,9 @@ struct PairSums {
   }
 };
 
-template <int D>
+// What the workers of a block do with stages of products.
 struct Worker {
-  const unsigned char* const ring;
+  unsigned char* const ring;
   unsigned char* const work;
   Rest& rest;
   RingWalk walk;
@@ -341,7 +352,7 @@ struct Worker {
   // that take tiles in turn.
   struct Part {
     int number, team, teams, begin, end, whole;  // chunks; `whole` of them lie before the end of k
-    const unsigned char* x;                      // this lane's row, from the lane's bytes on
+    uint32_t x;                                  // this lane's row, from the lane's bytes on
   };
   __device__ Part part_of(const Stage& s) const {
     const Product<bf16>& p = s.product;
@@ -350,7 +361,8 @@ struct Worker {
     part.teams = kWorkers >> s.log_parts;
     part.begin = part.number * p.part_chunks, part.end = min(part.begin + p.part_chunks, s.chunks);
     part.whole = min(part.end, p.k / kChunk);
-    part.x = work + min(lane / 4, p.rows - 1) * row_step(s.chunks) + lane % 4 * kVectorBytes;
+    part.x =
+        hopper::smem_address(work) + min(lane / 4, p.rows - 1) * row_step(s.chunks) + lane % 4 * kVectorBytes;
     return part;
   }
 
@@ -364,18 +376,19 @@ struct Worker {
       const int begin = max(part.begin, first), end = min(part.end, first + count);
       if (mine && begin < end) {
         await_piece();
-        const unsigned char* w = ring + walk.place(kFeatures * step) + lane / 4 * step +
-                                 lane % 4 * kVectorBytes + (begin - first) * kChunkBytes;
-        const unsigned char* x = part.x + begin * kChunkBytes;
+        uint32_t w = hopper::smem_address(ring) + walk.place(kFeatures * step) + lane / 4 * step +
+                     lane % 4 * kVectorBytes + (begin - first) * kChunkBytes,
+                 x = part.x + begin * kChunkBytes;
         int left = min(end, part.whole) - begin;
-        for (; left >= 4; left -= 4, w += 4 * kChunkBytes, x += 4 * kChunkBytes) {
-#pragma unroll
-          for (int c = 0; c < 4; ++c) own.add(w + c * kChunkBytes, x + c * kChunkBytes);
-        }
-        for (; left > 0; --left, w += kChunkBytes, x += kChunkBytes) own.add(w, x);
-        if (end > part.whole && begin <= part.whole) {  // the last chunk: behind k lies anything
+#pragma unroll 1
+        for (; left >= 2; left -= 2, w += 2 * kChunkBytes, x += 2 * kChunkBytes) own.template add<2>(w, x);
+#pragma unroll 1
+        for (; left > 0; --left, w += kChunkBytes, x += kChunkBytes) own.template add<1>(w, x);
+        if (end > part.whole) {  // the last chunk: behind k lies anything
           const int k = part.whole * kChunk + lane % 4 * (kVectorBytes / int(sizeof(bf16)));
-          own.add(w, x, k < s.product.k, k + kChunk / 2 < s.product.k);
+          const uint4 zeros = make_uint4(0, 0, 0, 0);
+          own.add(k < s.product.k ? load_shared(w) : zeros, load_shared(x));
+          own.add(k + kChunk / 2 < s.product.k ? load_shared(w + kHalf) : zeros, load_shared(x + kHalf));
         }
       }
       leave_piece(kFeatures * step);
@@ -504,69 +517,81 @@ struct Worker {
                                                               : make_uint4(0, 0, 0, 0);
   }
 
-  // The rest of an attention.
-  template <class Split>
-  __device__ void attend(int stage, Split& split) {
-    const Stage& s = record(stage).stage;
-    bool waited = false;
-    const int tiles = split.finish([&](int, int) {
-      if (!waited) await_stages(s);
-      waited = true;
-      __syncwarp();
-    });
-    __syncwarp();
-    if (tiles > 0 && lane == 0) arrive(counter(stage), unsigned(tiles));
-  }
-
-  // A product, an attention, or one behind the other; returns how many stages that were.
-  __device__ int step(int n) {
-    const bool multiplies = !record(n).stage.attends;
-    const int last = n + int(multiplies);
-    const auto to_product = [&] {
-      const uint4 coming = ask_record(n + kAhead);
-      const Stage s = record(n).stage;
-      const bool part = product(s, record(n).stage);
-      put_record(n + kAhead, coming);
-      if (!part || s.arrives) meet();
-      if (part && s.arrives && me == 0) arrive(counter(n), 1);
-    };
-    if constexpr (D > 0) {
-      const bool attends = last < rest.program.stages && record(last).stage.attends,
-                 mine = attends && warp < rest.program.attention_warps;
-      auto* const memory = reinterpret_cast<AttentionWarp<D>*>(work + rest.program.work_bytes) + warp;
-      const Record& r = record(last);
-      decode::SplitWarp<D, true, 1> split(r.attention, r.partials, memory->shared);
-      if (mine) split.start({int(blockIdx.x), int(gridDim.x), warp, rest.program.attention_warps});
-      if (multiplies) to_product();
-      if (!attends) return 1;
-      const uint4 coming = ask_record(last + kAhead);
-      if (mine) attend(last, split);
-      put_record(last + kAhead, coming);
-      meet();
-      return int(multiplies) + 1;
-    }
-    to_product();
-    return 1;
-  }
-
-  __device__ void run() {
-    const Program& program = rest.program;
-    for (int n = 0; n < kAhead; ++n) put_record(n, ask_record(n));
-    meet();
-    for (int n = 0; n < program.stages;) n += step(n);
-    // Nobody looks at a counter any more when all blocks are here: the last one leaves zeros behind.
-    Own* const own = reinterpret_cast<Own*>(counter(program.stages));
-    if (me == 0) {
-      __threadfence();
-      rest.last = atomicInc(&own->ended, gridDim.x - 1) == gridDim.x - 1;
-    }
-    meet();
-    if (!rest.last) return;
-    __threadfence();
-    if (me == 0) ++own->launches;
-    for (int n = me; n < program.stages; n += kWorkerThreads) *counter(n) = 0;
+  __device__ void stage(int n) {
+    const uint4 coming = ask_record(n + kAhead);
+    const Stage s = record(n).stage;
+    const bool part = product(s, record(n).stage);
+    put_record(n + kAhead, coming);
+    if (!part || s.arrives) meet();
+    if (part && s.arrives && me == 0) arrive(counter(n), 1);
   }
 };
+// A function of its own, so that what attention knows takes none of its registers.
+__device__ __noinline__ RingWalk product_stage(unsigned char* ring, unsigned char* work, Rest& rest,
+                                               RingWalk walk, int n) {
+  Worker worker{ring, work, rest, walk};
+  worker.stage(n);
+  return worker.walk;
+}
+
+// The rest of an attention.
+template <class Split>
+__device__ __forceinline__ void attend(const Worker& worker, int stage, Split& split) {
+  const Stage& s = worker.record(stage).stage;
+  bool waited = false;
+  const int tiles = split.finish([&](int, int) {
+    if (!waited) worker.await_stages(s);
+    waited = true;
+    __syncwarp();
+  });
+  __syncwarp();
+  if (tiles > 0 && worker.lane == 0) arrive(worker.counter(stage), unsigned(tiles));
+}
+
+// A product, an attention, or one behind the other; returns how many stages that were.
+template <int D>
+__device__ __forceinline__ int step(Worker& worker, int n) {
+  const Program& program = worker.rest.program;
+  const bool multiplies = !worker.record(n).stage.attends;
+  const int last = n + int(multiplies);
+  if constexpr (D > 0) {
+    const bool attends = last < program.stages && worker.record(last).stage.attends,
+               mine = attends && worker.warp < program.attention_warps;
+    auto* const memory = reinterpret_cast<AttentionWarp<D>*>(worker.work + program.work_bytes) + worker.warp;
+    const Record& r = worker.record(last);
+    decode::SplitWarp<D, true, 1> split(r.attention, r.partials, memory->shared);
+    if (mine) split.start({int(blockIdx.x), int(gridDim.x), worker.warp, program.attention_warps});
+    if (multiplies) worker.walk = product_stage(worker.ring, worker.work, worker.rest, worker.walk, n);
+    if (!attends) return 1;
+    const uint4 coming = worker.ask_record(last + kAhead);
+    if (mine) attend(worker, last, split);
+    worker.put_record(last + kAhead, coming);
+    meet();
+    return int(multiplies) + 1;
+  }
+  worker.walk = product_stage(worker.ring, worker.work, worker.rest, worker.walk, n);
+  return 1;
+}
+
+template <int D>
+__device__ __forceinline__ void work_through(Worker& worker) {
+  const Program& program = worker.rest.program;
+  const int me = worker.me;
+  for (int n = 0; n < kAhead; ++n) worker.put_record(n, worker.ask_record(n));
+  meet();
+  for (int n = 0; n < program.stages;) n += step<D>(worker, n);
+  // Nobody looks at a counter any more when all blocks are here: the last one leaves zeros behind.
+  Own* const own = reinterpret_cast<Own*>(worker.counter(program.stages));
+  if (me == 0) {
+    __threadfence();
+    worker.rest.last = atomicInc(&own->ended, gridDim.x - 1) == gridDim.x - 1;
+  }
+  meet();
+  if (!worker.rest.last) return;
+  __threadfence();
+  if (me == 0) ++own->launches;
+  for (int n = me; n < program.stages; n += kWorkerThreads) *worker.counter(n) = 0;
+}
 
 template <int D>
 __device__ __forceinline__ void run_program(const Program& given, unsigned char* memory) {
@@ -588,7 +613,8 @@ __device__ __forceinline__ void run_program(const Program& given, unsigned char*
   __syncthreads();
   const Program& program = rest.program;
   if (me >= kWorkerThreads) return load_weights(program, memory, rest);
-  Worker<D>{memory, memory + program.ring_bytes, rest, RingWalk(program.ring_bytes)}.run();
+  Worker worker{memory, memory + program.ring_bytes, rest, RingWalk(program.ring_bytes)};
+  work_through<D>(worker);
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
