@@ -266,13 +266,23 @@ struct Worker {
   // Calls put(row, column, x) for 16 bytes of x at a time, up to `columns` of each row: zeros from k on. x is
   // read where it lies, or as it comes.
   template <class T, class Put>
-  __device__ void fetch(const Stage& s, int columns, Put&& put) const {
-    constexpr int kEach = kVectorBytes / int(sizeof(T)), kAtOnce = 4, kStep = kEach * kWorkerThreads;
+  __device__ __forceinline__ void fetch(const Stage& s, int columns, Put&& put) const {
+    constexpr int kStep = kVectorBytes / int(sizeof(T)) * kWorkerThreads;
+    const int rows = s.product.rows;
+    if (rows == 1 && columns <= kStep) return fetch_some<T, 1>(s, columns, put);
+    if (columns <= (rows == 1 ? 2 : rows == 2 ? 1 : 0) * kStep) return fetch_some<T, 2>(s, columns, put);
+    fetch_some<T, 4>(s, columns, put);
+  }
+  // A thread asks for some vectors at once.
+  template <class T, int kAtOnce, class Put>
+  __device__ __forceinline__ void fetch_some(const Stage& s, int columns, Put&& put) const {
+    constexpr int kEach = kVectorBytes / int(sizeof(T)), kStep = kEach * kWorkerThreads;
     const Product<bf16>& p = s.product;
     const bool by_mail = s.x_mail >= 0;
     const int64_t stride = by_mail ? p.k : p.x_stride;
     const unsigned char* const x = by_mail ? rest.mail + s.x_mail : static_cast<const unsigned char*>(p.x);
     int row = 0, column = kEach * me;  // of this thread's next vector
+#pragma unroll 1
     while (row < p.rows) {
       const unsigned char* from[kAtOnce];
       int rows[kAtOnce], cols[kAtOnce];
@@ -332,9 +342,11 @@ struct Worker {
     await_piece();
     const auto* const gain = reinterpret_cast<const float*>(ring + walk.place(gain_bytes(p)));
     meet();
+#pragma unroll 1
     for (int r = 0; r < p.rows; ++r) {
       const float scale = rest.scale[r];
       unsigned char* const to = work + r * step;
+#pragma unroll 1
       for (int c = 4 * me; c < columns; c += 4 * kWorkerThreads) {
         float4 n{0, 0, 0, 0};
         if (c < p.k)
@@ -371,6 +383,7 @@ struct Worker {
   __device__ void multiply(const Stage& s, const Part& part, int n) {
     const bool mine = (n & (part.teams - 1)) == part.team;
     PairSums own;
+#pragma unroll 1
     for (int i = 0, first = 0; i < s.pieces; ++i, first += s.piece_chunks) {
       const int count = i + 1 < s.pieces ? s.piece_chunks : s.last_chunks, step = row_step(count);
       const int begin = max(part.begin, first), end = min(part.end, first + count);
@@ -402,9 +415,11 @@ struct Worker {
     const int step = s.product.rows * kFeatures;
     const float* part = rest.sums + (n << s.log_parts) * step + row * kFeatures + column;
     float sum = 0;
-    for (int i = 0; i < 1 << s.log_parts; i += 4, part += 4 * step) {
-      const float four[4] = {part[0], part[step], part[2 * step], part[3 * step]};
-      sum += four[0], sum += four[1], sum += four[2], sum += four[3];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum += part[i * step];
+    if (s.log_parts > 2) {
+#pragma unroll
+      for (int i = 4; i < 8; ++i) sum += part[i * step];
     }
     return sum;
   }
@@ -481,8 +496,10 @@ struct Worker {
     const Part part = part_of(s);
     for (int from = 0; from < tiles; from += s.batch) {
       const int count = min(s.batch, tiles - from);
+#pragma unroll 1
       for (int n = 0; n < count * halves; ++n) multiply(s, part, n);
       meet();
+#pragma unroll 1
       for (int i = me; i < count * p.rows * kFeatures; i += kWorkerThreads) {
         const Place at = place(i);
         const int feature = (first + (from + at.tile) * blocks) * kFeatures + at.column;
