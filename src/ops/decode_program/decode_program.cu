@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kThreads, 1) program_kernel(const Program* pro
 #endif
 }
 
-constexpr int kMostWork = 96 << 10,
-              kMostAttention = 80 << 10;  // bytes of a block that rows, and attention, may take
+constexpr int kMostWork = 90 << 10,
+              kMostAttention = 88 << 10;  // bytes of a block that rows, and attention, may take
 
 // Bytes, in whole lines.
 int rounded_up(int bytes) {
@@ -91,7 +91,7 @@ class List final : public GpuList {
     if (items > INT32_MAX) return false;
     int dim = 0, warps = 0;
     with_head_dim(p.head_dim, [&]<int D>() {
-      const int most = std::min(kWorkers, kMostAttention / std::max(attention_bytes<D>(1), 1));
+      const int most = std::min(kMostAttentionWarps, kMostAttention / std::max(attention_bytes<D>(1), 1));
       dim = D, warps = int(std::clamp<int64_t>(ceil_div(items, gpu_info().multiprocessors), 1, most));
     });
     if (head_dim_ != 0 && head_dim_ != dim) launch();
@@ -115,6 +115,10 @@ class List final : public GpuList {
     program.counters =
         reinterpret_cast<unsigned*>(counters_.data()) + (first + programs_.size()) * kCounterStep;
     program.mail_bytes = links.mail_bytes;
+    for (size_t n = stages; n-- > 0;) {
+      linked[n]->next_attention = program.first_attention;
+      if (linked[n]->attends) program.first_attention = int32_t(n);
+    }
     program.stages = int32_t(stages), program.work_bytes = work_, program.attention_warps = attention_warps_;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(unsigned(gpu_info().multiprocessors)), config.blockDim = dim3(kThreads);

@@ -14,8 +14,8 @@
 // first-level cache. Sums are made of the same parts, in the same order, as decode_linear_product.cuh makes
 // them.
 //
-// Some of the warps are attention's (SplitWarp): each asks for its first keys of earlier steps before the
-// product in front of the attention, so that they are there when its queries are.
+// Some warps are attention's alone (SplitWarp): while the others multiply, each asks for its first keys of
+// earlier steps, so that they are there when its queries are.
 #pragma once
 
 #include "ops/decode_attention/decode_attention_split.cuh"
@@ -29,22 +29,25 @@ using decode_product::kChunkBytes, decode_product::kFeatures, decode_product::kH
 
 constexpr int kMostRows = 8;
 constexpr int kWorkers = 8, kWorkerThreads = kWorkers * kWarp;  // warps that multiply
-constexpr int kThreads = kWorkerThreads + kWarp;
+constexpr int kLoader = kWorkers, kFirstAttention = kWorkers + 1, kMostAttentionWarps = 3;  // warps
+constexpr int kThreads = (kFirstAttention + kMostAttentionWarps) * kWarp;
 constexpr int kChunk = decode_product::kChunk<bf16>;
 constexpr int kPieceChunks = 16;     // of a piece of the ring, at most
 constexpr int kSumsBytes = 8 << 10;  // of the tiles that are added up together
 constexpr int kCounterStep = 32;     // unsigned numbers from one counter to the next: lines of their own
 constexpr int kWorkersBarrier = 1;   // number of the barrier among the workers
+constexpr int kEndBarrier = 2;       // among them and attention's warps
 
 // Two bf16, or an f32, that no sum is: the NaN that instructions make is another one.
 constexpr uint32_t kNoNumber = 0xFFFFFFFF;
 constexpr int kMostAwaited = 4;
 
 struct Stage {
-  bool attends = false;     // else it multiplies
-  bool arrives = true;      // somebody awaits it
-  bool keeps = true;        // y is written where it belongs, and not as mail alone
-  int32_t first_block = 0;  // which block has tile 0
+  bool attends = false;         // else it multiplies
+  bool arrives = true;          // somebody awaits it
+  bool keeps = true;            // y is written where it belongs, and not as mail alone
+  int32_t next_attention = -1;  // stage of an attention
+  int32_t first_block = 0;      // which block has tile 0
   struct Await {
     int32_t stage = 0, arrivals = 0;
   } awaited[kMostAwaited];                                // the first ones; no arrivals: no more
@@ -62,7 +65,7 @@ struct alignas(16) Record {
   decode::Partials partials;
 };
 constexpr int kStageVectors = int((sizeof(Stage) + 15) / 16), kRecordVectors = int(sizeof(Record) / 16);
-static_assert(kStageVectors <= kWarp && kRecordVectors <= kWorkerThreads);
+static_assert(kStageVectors <= kWarp);
 
 struct Own {
   unsigned ended;     // blocks; 0 between kernels
@@ -76,7 +79,7 @@ struct Program {
   int64_t mail_bytes = 0;  // of each of two places
   int32_t stages = 0;
   int32_t ring_bytes = 0, work_bytes = 0;
-  int32_t attention_warps = 0;
+  int32_t attention_warps = 0, first_attention = -1;  // a stage, and from there on Stage::next_attention
 };
 
 // Rows of x as the products read them: rows lie a half chunk apart in their banks.
@@ -87,6 +90,7 @@ __host__ __device__ constexpr int row_step(int chunks) {
 template <int D>
 struct AttentionWarp {
   decode::WarpShared<D, 1> shared;
+  Record record;
 };
 template <>
 struct AttentionWarp<0> {};
@@ -94,13 +98,13 @@ template <int D>
 __host__ __device__ constexpr int attention_bytes(int warps) {
   return D == 0 ? 0 : warps * int(sizeof(AttentionWarp<D>));
 }
-// A stage's record is written kAhead stages before, so that there is a barrier between: every stage has one.
+// A stage is written kAhead stages before, so that there is a barrier between: every stage has one.
 // Meanwhile the one before may still be read.
-constexpr int kAhead = 3, kRecords = kAhead + 1;
+constexpr int kAhead = 3, kStages = kAhead + 1;
 // Shared memory: the ring, rows of x, attention's warps, then this.
 struct Rest {
   alignas(16) float sums[kSumsBytes / sizeof(float)];
-  Record record[kRecords];
+  alignas(16) uint4 stage[kStages][kStageVectors];
   alignas(16) uint4 loaded[kStageVectors];
   RingBarriers barriers;
   // What the workers know is read where it is needed, for attention wants the registers.
@@ -523,91 +527,54 @@ struct Worker {
     return true;
   }
 
-  __device__ const Record& record(int stage) const {
-    return rest.record[stage % kRecords];
+  __device__ const Stage& stage(int n) const {
+    return *reinterpret_cast<const Stage*>(rest.stage[n % kStages]);
   }
-  __device__ void put_record(int stage, uint4 x) {
-    if (me < kRecordVectors) reinterpret_cast<uint4*>(&rest.record[stage % kRecords])[me] = x;
+  __device__ void put_stage(int n, uint4 x) {
+    if (me < kStageVectors) rest.stage[n % kStages][me] = x;
   }
-  __device__ uint4 ask_record(int stage) const {
-    return me < kRecordVectors && stage < rest.program.stages ? record_vector(rest.program, stage, me)
-                                                              : make_uint4(0, 0, 0, 0);
+  __device__ uint4 ask_stage(int n) const {
+    return me < kStageVectors && n < rest.program.stages ? record_vector(rest.program, n, me)
+                                                         : make_uint4(0, 0, 0, 0);
   }
 
-  __device__ void stage(int n) {
-    const uint4 coming = ask_record(n + kAhead);
-    const Stage s = record(n).stage;
-    const bool part = product(s, record(n).stage);
-    put_record(n + kAhead, coming);
-    if (!part || s.arrives) meet();
-    if (part && s.arrives && me == 0) arrive(counter(n), 1);
+  __device__ void run() {
+    for (int n = 0; n < kAhead; ++n) put_stage(n, ask_stage(n));
+    meet();
+    for (int n = 0; n < rest.program.stages; ++n) {
+      const uint4 coming = ask_stage(n + kAhead);
+      const Stage s = stage(n);
+      const bool part = !s.attends && product(s, stage(n));
+      put_stage(n + kAhead, coming);
+      if (!part || s.arrives) meet();
+      if (part && s.arrives && me == 0) arrive(counter(n), 1);
+    }
   }
 };
-// A function of its own, so that what attention knows takes none of its registers.
-__device__ __noinline__ RingWalk product_stage(unsigned char* ring, unsigned char* work, Rest& rest,
-                                               RingWalk walk, int n) {
-  Worker worker{ring, work, rest, walk};
-  worker.stage(n);
-  return worker.walk;
-}
 
-// The rest of an attention.
-template <class Split>
-__device__ __forceinline__ void attend(const Worker& worker, int stage, Split& split) {
-  const Stage& s = worker.record(stage).stage;
-  bool waited = false;
-  const int tiles = split.finish([&](int, int) {
-    if (!waited) worker.await_stages(s);
-    waited = true;
+// One of attention's warps.
+template <int D>
+__device__ __forceinline__ void attend(const Program& program, AttentionWarp<D>& mine, int number) {
+  const int lane = int(threadIdx.x) % kWarp;
+  const auto counter = [&](int stage) { return program.counters + stage * kCounterStep; };
+  for (int n = program.first_attention; n >= 0; n = mine.record.stage.next_attention) {
     __syncwarp();
-  });
-  __syncwarp();
-  if (tiles > 0 && worker.lane == 0) arrive(worker.counter(stage), unsigned(tiles));
-}
-
-// A product, an attention, or one behind the other; returns how many stages that were.
-template <int D>
-__device__ __forceinline__ int step(Worker& worker, int n) {
-  const Program& program = worker.rest.program;
-  const bool multiplies = !worker.record(n).stage.attends;
-  const int last = n + int(multiplies);
-  if constexpr (D > 0) {
-    const bool attends = last < program.stages && worker.record(last).stage.attends,
-               mine = attends && worker.warp < program.attention_warps;
-    auto* const memory = reinterpret_cast<AttentionWarp<D>*>(worker.work + program.work_bytes) + worker.warp;
-    const Record& r = worker.record(last);
-    decode::SplitWarp<D, true, 1> split(r.attention, r.partials, memory->shared);
-    if (mine) split.start({int(blockIdx.x), int(gridDim.x), worker.warp, program.attention_warps});
-    if (multiplies) worker.walk = product_stage(worker.ring, worker.work, worker.rest, worker.walk, n);
-    if (!attends) return 1;
-    const uint4 coming = worker.ask_record(last + kAhead);
-    if (mine) attend(worker, last, split);
-    worker.put_record(last + kAhead, coming);
-    meet();
-    return int(multiplies) + 1;
+    for (int i = lane; i < kRecordVectors; i += kWarp)
+      reinterpret_cast<uint4*>(&mine.record)[i] = record_vector(program, n, i);
+    __syncwarp();
+    const Stage& s = mine.record.stage;
+    decode::SplitWarp<D, true, 1> split(mine.record.attention, mine.record.partials, mine.shared);
+    split.start({int(blockIdx.x), int(gridDim.x), number, program.attention_warps});
+    bool waited = false;
+    const int tiles = split.finish([&](int, int) {
+      if (!waited && lane < kMostAwaited && s.awaited[lane].arrivals > 0)
+        await_stage(counter(s.awaited[lane].stage), unsigned(s.awaited[lane].arrivals));
+      waited = true;
+      __syncwarp();
+    });
+    __syncwarp();
+    if (tiles > 0 && lane == 0) arrive(counter(n), unsigned(tiles));
   }
-  worker.walk = product_stage(worker.ring, worker.work, worker.rest, worker.walk, n);
-  return 1;
-}
-
-template <int D>
-__device__ __forceinline__ void work_through(Worker& worker) {
-  const Program& program = worker.rest.program;
-  const int me = worker.me;
-  for (int n = 0; n < kAhead; ++n) worker.put_record(n, worker.ask_record(n));
-  meet();
-  for (int n = 0; n < program.stages;) n += step<D>(worker, n);
-  // Nobody looks at a counter any more when all blocks are here: the last one leaves zeros behind.
-  Own* const own = reinterpret_cast<Own*>(worker.counter(program.stages));
-  if (me == 0) {
-    __threadfence();
-    worker.rest.last = atomicInc(&own->ended, gridDim.x - 1) == gridDim.x - 1;
-  }
-  meet();
-  if (!worker.rest.last) return;
-  __threadfence();
-  if (me == 0) ++own->launches;
-  for (int n = me; n < program.stages; n += kWorkerThreads) *worker.counter(n) = 0;
 }
 
 template <int D>
@@ -629,9 +596,32 @@ __device__ __forceinline__ void run_program(const Program& given, unsigned char*
   }
   __syncthreads();
   const Program& program = rest.program;
-  if (me >= kWorkerThreads) return load_weights(program, memory, rest);
-  Worker worker{memory, memory + program.ring_bytes, rest, RingWalk(program.ring_bytes)};
-  work_through<D>(worker);
+  const int warp = me / kWarp;
+  if (warp == kLoader) return load_weights(program, memory, rest);
+  unsigned char* const work = memory + program.ring_bytes;
+  if (warp < kWorkers) {
+    Worker{memory, work, rest, RingWalk(program.ring_bytes)}.run();
+  } else if constexpr (D > 0) {
+    const int number = warp - kFirstAttention;
+    if (number < program.attention_warps)
+      attend<D>(program, reinterpret_cast<AttentionWarp<D>*>(work + program.work_bytes)[number], number);
+  }
+  const auto end = [] {
+    asm volatile("bar.sync %0, %1;" ::"n"(kEndBarrier), "n"(kThreads - kWarp) : "memory");
+  };
+  end();
+  // Nobody looks at a counter any more when all blocks are here: the last one leaves zeros behind.
+  Own* const own = reinterpret_cast<Own*>(program.counters + program.stages * kCounterStep);
+  if (me == 0) {
+    __threadfence();
+    rest.last = atomicInc(&own->ended, gridDim.x - 1) == gridDim.x - 1;
+  }
+  end();
+  if (!rest.last) return;
+  __threadfence();
+  if (me == 0) ++own->launches;
+  for (int n = me; warp < kWorkers && n < program.stages; n += kWorkerThreads)
+    program.counters[n * kCounterStep] = 0;
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
