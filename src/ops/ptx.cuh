@@ -88,26 +88,49 @@ __device__ inline unsigned cluster_blocks() {
 #endif
   return blocks;
 }
-// All threads of the cluster meet; what they wrote to shared memory before is seen behind it.
-__device__ inline void cluster_barrier() {
+// All threads of the cluster meet; what they wrote to shared memory before they arrived is seen by those that
+// have waited. A thread arrives and waits in turns, and other work may stand in between.
+__device__ inline void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_barrier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cluster_arrive();
+  cluster_wait();
 #else
   __syncthreads();
 #endif
 }
-// A float of another block's shared memory, at the place of `p` in this one's.
+// The place in another block's shared memory that `p` is in this one's, and what is read and (from sm_90 on)
+// written there. Before the first access every block of the cluster has arrived once.
+__device__ inline uint32_t block_address(const void* p, unsigned rank) {
+  uint32_t there = shared_address(p);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
+#endif
+  return there;
+}
 __device__ inline float load_from_block(const float* p, unsigned rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  uint32_t there;
   float x;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there) : "memory");
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(block_address(p, rank)) : "memory");
   return x;
 #else
   return rank == 0 ? *p : 0;
 #endif
+}
+__device__ inline void store_to_block(uint32_t there, float x) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
+}
+__device__ inline void store_to_block(uint32_t there, uint32_t a, uint32_t b) {
+  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(there), "r"(a), "r"(b) : "memory");
 }
 
 // 2^x to 2^-22 of the value; 0 for -inf.

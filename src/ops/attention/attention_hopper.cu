@@ -5,28 +5,11 @@
 #include "ops/attention/attention_hopper.cuh"
 #include "ops/attention/attention_hopper.h"
 #include "ops/attention/attention_hopper_host.h"
+#include "ops/tensor_map.h"
 
 namespace sps::ops::attention {
 
 namespace {
-
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
-                                 CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                                 CUtensorMapFloatOOBfill);
-
-// The driver's own function, asked for at run time so that the program starts without a driver.
-EncodeTiled encode_tiled() {
-  static const EncodeTiled found = [] {
-    void* address = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    SPS_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault,
-                                              &result));
-    SPS_CHECK(result == cudaDriverEntryPointSuccess && address != nullptr);
-    return reinterpret_cast<EncodeTiled>(address);
-  }();
-  return found;
-}
 
 // The copy engine, and stores of 16 bytes, want every row to start at a multiple of 16 bytes.
 bool aligned(const DeviceRows& rows) {

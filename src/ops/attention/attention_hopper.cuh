@@ -1,5 +1,5 @@
-// Hopper's own instructions, as functions: barriers in shared memory that count bytes (mbarrier), copies of
-// boxes of a tensor by the copy engine (TMA), matrix products of a warpgroup (wgmma).
+// Hopper's own instructions, as functions, beside those of ops/hopper.cuh: copies of boxes of a head by the
+// copy engine (TMA), matrix products of a warpgroup (wgmma).
 //
 // Tiles lie in shared memory as chunks of 64 columns: rows of 128 bytes, one below the other, whose 16-byte
 // pieces are permuted within groups of 8 rows (the 128-byte swizzle, which the copy engine writes and the
@@ -11,78 +11,12 @@
 
 #include <cstdint>
 
+#include "ops/hopper.cuh"
+
 namespace sps::ops::hopper {
 
 constexpr int kWarpgroupThreads = 128;
 constexpr int kChunkColumns = 64, kChunkRowBytes = 128;  // of bf16
-
-// x. What is computed from it stays where it stands: moved in front of a loop it would take registers there.
-__device__ __forceinline__ int in_place(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
-// Shared memory is addressed by 32-bit numbers, as the instructions here want it.
-__device__ __forceinline__ uint32_t smem_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-// ---- Barriers.
-
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-// Makes initialised barriers visible to the copy engine.
-__device__ __forceinline__ void barrier_init_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// Arrives, and lets the phase wait for this many bytes of copies as well.
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\n"
-      "bra again;\n"
-      "finished:\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-// Whether a wait would be over.
-__device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, done;\n"
-      "}\n"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-// A warp arrives once all its lanes are through with what the barrier guards: one lane for all of them, after
-// they have met. racecheck follows only what each thread does itself, so in a build for it every lane
-// arrives.
-#ifdef SPS_RACECHECK
-constexpr int kWarpArrivals = 32;
-#else
-constexpr int kWarpArrivals = 1;
-#endif
-__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 < kWarpArrivals) barrier_arrive(barrier);
-}
 
 // Barriers among warps by number: `threads` of them take part, arriving or waiting.
 __device__ __forceinline__ void named_sync(int id, int threads) {
@@ -90,11 +24,6 @@ __device__ __forceinline__ void named_sync(int id, int threads) {
 }
 __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// Shared memory written by ordinary stores is read next by the tensor cores or the copy engine.
-__device__ __forceinline__ void fence_async_shared() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // A walk round a ring of stages, whose barriers complete one phase a round.
@@ -107,9 +36,6 @@ struct Ring {
 
 // ---- Copies.
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 // One chunk: columns column.. of a head, rows row.. of a sequence; what lies outside is zero.
 __device__ __forceinline__ void load_chunk(uint32_t chunk, const CUtensorMap* map, uint32_t barrier,
                                            int column, int head, int row, int sequence) {
@@ -128,12 +54,6 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const CUtensorMap* map,
 #pragma unroll
   for (int c = 0; c < kChunks; ++c)
     load_chunk(tile + c * kBytes, map, barrier, c * kChunkColumns, head, row, sequence);
-}
-__device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
-      : "memory");
 }
 
 // Bytes of shared memory to global memory, stored or added as f32, in groups that are waited for in order. A

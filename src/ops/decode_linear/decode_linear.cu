@@ -1,7 +1,7 @@
-// Which of the kernels of decode_linear_product.cuh serves a product, and with how many blocks.
+// Which kernel serves a product, and with how many blocks those of decode_linear_product.cuh.
 #include <algorithm>
 
-#include "ops/decode_linear/decode_linear_product.cuh"
+#include "ops/decode_linear/decode_linear_cluster.h"
 
 namespace sps::ops {
 
@@ -14,35 +14,20 @@ constexpr int64_t kLongestRow = 1 << 16;
 constexpr int kFewTiles = 528;        // four for each multiprocessor of an H200
 constexpr int64_t kKept = 128 << 10;  // bytes of a multiprocessor's shared memory that one kernel should take
 
-int most_shared() {
-  static const int bytes = [] {
-    int most = 0;
-    SPS_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-    return most;
-  }();
-  return bytes;
-}
-
-// Depends on k alone: so do the bits.
-int parts_of(int64_t k) {
-  return k <= 2048 ? 4 : 8;
-}
-
-// Blocks, or clusters, that walk over the tiles: each multiprocessor takes what its shared memory holds, and
-// leaves room for the next kernel's.
-int walkers(int tiles, int64_t shared, int blocks_each) {
+// Blocks that walk over the tiles: each multiprocessor takes what its shared memory holds, and leaves room
+// for the next kernel's.
+int walkers(int tiles, int64_t shared) {
   const int64_t resident = std::clamp<int64_t>(kKept / shared, 1, 4);
-  return int(std::clamp<int64_t>(gpu_info().multiprocessors * resident / blocks_each, 1, tiles));
+  return int(std::clamp<int64_t>(gpu_info().multiprocessors * resident, 1, tiles));
 }
 
 template <class T, int kFeatureWarps, int kPartWarps, int kRows, int kDepth>
-void launch(const Exec& ex, Product<T> p, unsigned cluster = 1) {
+void launch(const Exec& ex, Product<T> p) {
   using Shape = BlockShape<T, kFeatureWarps, kPartWarps, kDepth>;
   const int across = p.end == DecodeEnd::swiglu ? Shape::kColumns / 2 : Shape::kColumns;
   p.tiles = int(ceil_div(p.outputs, across));
   const int shared = Shape::bytes(p);
-  const unsigned grid = unsigned(walkers(p.tiles, shared, int(cluster))) * cluster;
-  launch_behind(ex, {dim3(grid), dim3(Shape::kThreads), size_t(shared), cluster},
+  launch_behind(ex, {dim3(unsigned(walkers(p.tiles, shared))), dim3(Shape::kThreads), size_t(shared)},
                 product_kernel<T, kFeatureWarps, kPartWarps, kRows, kDepth>, p);
 }
 
@@ -73,46 +58,13 @@ void launch_direct(const Exec& ex, const Product<T>& p, int parts) {
   shallow ? launch<T, 1, 4, 8, 4>(ex, p) : launch<T, 1, 4, 8, 8>(ex, p);
 }
 
-template <class T, int kFeatureWarps, int kRows>
-bool launch_cluster_of(const Exec& ex, const Product<T>& p, int parts) {
-  if (BlockShape<T, kFeatureWarps, 1, 4>::bytes(p) > most_shared()) return false;
-  launch<T, kFeatureWarps, 1, kRows, 4>(ex, p, unsigned(parts));
-  return true;
-}
-
-// More rows: the blocks of a cluster share out k. False where x does not fit.
-template <class T>
-bool launch_cluster(const Exec& ex, const Product<T>& p, int parts) {
-  const int across = kFeatures * (p.end == DecodeEnd::swiglu ? 4 : 8);
-  const bool narrow = ceil_div(p.outputs, across) * parts < gpu_info().multiprocessors;
-  const auto with_rows = [&]<int kRows>() {
-    return narrow ? launch_cluster_of<T, 4, kRows>(ex, p, parts)
-                  : launch_cluster_of<T, 8, kRows>(ex, p, parts);
-  };
-  if (p.rows <= 16) return with_rows.template operator()<16>();
-  if (p.rows <= 32) return with_rows.template operator()<32>();
-  return with_rows.template operator()<64>();
-}
-
 template <class T>
 bool product(const Exec& ex, const DecodeCall& call) {
   const DecodeRows& x = call.x;
-  Product<T> p;
-  p.x = x.x.data, p.x_stride = x.x.stride;
-  p.w = call.w.as<T>(), p.w_stride = call.w.stride;
-  p.rows = int(x.rows()), p.k = int(call.w.cols);
-  p.end = call.end;
-  p.outputs = int(call.end == DecodeEnd::swiglu ? call.w.rows / 2 : call.w.rows);
-  p.floats = call.y.dtype == DType::f32;
-  p.y = call.y.data, p.y_stride = call.y.stride, p.split = int(call.y.cols);
-  p.rest = call.rest.data, p.rest_stride = call.rest.stride;
+  Product<T> p = make_product<T>(call);
   const int parts = parts_of(p.k);
-  p.part_chunks = int(ceil_div(ceil_div(p.k, kChunk<T>), parts));
-
-  if (x.gain) {
-    p.gain = x.gain.as<float>(), p.eps = x.eps;
-    p.pick = x.pick.empty() ? nullptr : x.pick.data();
-  }
+  if constexpr (std::is_same_v<T, bf16>)
+    if (p.rows > kMostDirect && launch_cluster(ex, p)) return true;
   const int rows_at_once = direct_rows(p, parts);
   if (rows_at_once == 0) return false;
   if (p.rows > kMostDirect && x.gain) {
@@ -123,7 +75,6 @@ bool product(const Exec& ex, const DecodeCall& call) {
                   x.n.stride);
     p.x = n, p.x_stride = x.n.stride, p.gain = nullptr, p.pick = nullptr;
   }
-  if (p.rows > kMostDirect && starts_behind() && launch_cluster(ex, p, parts)) return true;
   const auto move = [](auto* data, int64_t elements, size_t size) {
     using Bytes = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(data)>>, const std::byte,
                                      std::byte>;

@@ -1,7 +1,9 @@
-// GB/s of weights on a GPU: the products of a layer of M and of XL, one kind in all layers in turn or a
-// layer's four behind each other as a step has them. Captured as a graph, as a step is. Registered where
-// there is a GPU: --benchmark_filter=cuda.
+// Microseconds of a product and GB/s of its weights on a GPU: the products of M and of XL, one kind in all
+// layers in turn or a layer's four behind each other as a step has them, captured as a graph, as a step is.
+// Registered where there is a GPU: --benchmark_filter=cuda.
 #ifdef SPS_HAS_CUDA
+
+#include <memory>
 
 #include "base/rng.h"
 #include "ops/bench.h"
@@ -13,102 +15,150 @@
 namespace sps::ops {
 namespace {
 
-constexpr int64_t kLayers = 12, kVocab = 50304;  // the weights of all layers are several times the L2 cache
-constexpr int kRuns = 10;                        // of the graph between two waits
+constexpr int64_t kLayers = 50, kVocab = 50304;  // all layers' weights of one kind are twice the L2 cache
+constexpr int64_t kMostRows = 64;
+constexpr int kRuns = 4;  // of the graph between two waits
 
 struct Width {
   const char* name;
   int64_t d, ffn;
 };
 constexpr Width kWidths[] = {{"M", 1024, 3072}, {"XL", 1600, 4800}};
-enum Kind { qkv, out, gate_up, down, layer, head, cublas_qkv, cublas_down };
+// `start`: of 128 features alone, to see what a product costs that has next to no weights.
+enum Kind { qkv, out, gate_up, down, layer, head, start, start_add, cublas_qkv, cublas_down };
 constexpr std::pair<Kind, const char*> kKinds[] = {
-    {qkv, "norm+qkv"}, {out, "out+add"},    {gate_up, "norm+gate_up+swiglu"}, {down, "down+add"},
-    {layer, "layer"},  {head, "norm+head"}, {cublas_qkv, "linear/qkv"},       {cublas_down, "linear/down"}};
+    {qkv, "norm+qkv"},           {out, "out+add"},         {gate_up, "norm+gate_up+swiglu"},
+    {down, "down+add"},          {layer, "layer"},         {head, "norm+head"},
+    {start, "norm+start"},       {start_add, "start+add"}, {cublas_qkv, "linear/qkv"},
+    {cublas_down, "linear/down"}};
 
 struct Model {
+  const Width width;
   Arena memory;
   std::vector<Tensor> qkv, out, gate_up, down;
   Tensor head, gain, residual, n, rstd, q, pair, h, delta, logits;
 
-  void lay_out(Arena& a, const Width& w, int64_t rows) {
+  void lay_out(Arena& a) {
+    const Width& w = width;
     const auto weights = [&](int64_t to, int64_t from) { return a.take(DType::bf16, to, from); };
     for (auto* list : {&qkv, &out, &gate_up, &down}) list->clear();
     for (int64_t i = 0; i < kLayers; ++i) {
       qkv.push_back(weights(3 * w.d, w.d)), out.push_back(weights(w.d, w.d));
       gate_up.push_back(weights(2 * w.ffn, w.d)), down.push_back(weights(w.d, w.ffn));
     }
-    head = weights(kVocab, w.d), gain = a.take(DType::f32, 1, w.d);
-    residual = a.take(DType::f32, rows, w.d), n = weights(rows, w.d), rstd = a.take(DType::f32, rows, 1);
-    q = weights(rows, 3 * w.d), pair = weights(rows, 2 * w.ffn), h = weights(rows, w.ffn);
-    delta = weights(rows, w.d), logits = a.take(DType::f32, rows, kVocab);
+    head = weights(kVocab, w.d);
+    n = weights(kMostRows, w.d), h = weights(kMostRows, w.ffn);
+    gain = a.take(DType::f32, 1, w.d), residual = a.take(DType::f32, kMostRows, w.d);
+    rstd = a.take(DType::f32, kMostRows, 1);
+    q = weights(kMostRows, 3 * w.d), pair = weights(kMostRows, 2 * w.ffn), delta = weights(kMostRows, w.d);
+    logits = a.take(DType::f32, kMostRows, kVocab);
   }
-  Model(const Exec& ex, const Width& w, int64_t rows) {
+  Model(const Exec& ex, const Width& w) : width(w) {
     Arena plan;
-    lay_out(plan, w, rows);
+    lay_out(plan);
     memory = Arena(plan.peak(), Device::cuda);
-    lay_out(memory, w, rows);
+    lay_out(memory);
     // Random numbers, the same ones again and again.
     const Rng rng(1, "weights");
-    std::vector<bf16> some(1 << 20);
+    std::vector<bf16> some(1 << 21);
+    std::vector<float> floats(size_t(kMostRows * w.d));
     for (size_t i = 0; i < some.size(); ++i) some[i] = bf16(float(0.02 * rng.normal(i)));
+    for (size_t i = 0; i < floats.size(); ++i) floats[i] = float(rng.normal(i));
     const size_t bytes = some.size() * sizeof(bf16);
     auto* const begin = reinterpret_cast<std::byte*>(qkv[0].data);
     const auto* const end = reinterpret_cast<std::byte*>(gain.data);
     for (auto* to = begin; to < end; to += bytes)
       copy_bytes(ex, to, some.data(), std::min(bytes, size_t(end - to)));
+    copy_bytes(ex, gain.data, floats.data(), size_t(w.d) * sizeof(float));
+    copy_bytes(ex, residual.data, floats.data(), floats.size() * sizeof(float));
     synchronize(ex);
   }
 
-  // Bytes of weights that one pass over the layers reads.
-  int64_t issue(const Exec& ex, Kind kind) {
-    int64_t read = 0;
-    const DecodeRows normed(residual, gain, 1e-5F, n, rstd);
+  struct Issued {
+    int64_t products = 0, bytes = 0;  // of weights
+    void count(Tensor w) { ++products, bytes += w.count() * int64_t(sizeof(bf16)); }
+  };
+  Issued issue(const Exec& ex, Kind kind, int64_t rows) {
+    Issued all;
+    const auto first = [&](Tensor t) { return t.rows_from(0, rows); };
+    const Tensor s = first(residual), y = first(q), hidden = first(h), x = first(n), d = first(delta);
+    const DecodeRows normed(s, gain, 1e-5F, x, first(rstd));
     for (size_t i = 0; i < size_t(kLayers); ++i) {
-      const bool all = kind == Kind::layer;
-      if (all || kind == Kind::qkv) decode_linear(ex, normed, qkv[i], q), read += qkv[i].count();
-      if (all || kind == Kind::out) decode_linear_add(ex, n, out[i], delta, residual), read += out[i].count();
-      if (all || kind == Kind::gate_up)
-        decode_linear_swiglu(ex, normed, gate_up[i], pair, h), read += gate_up[i].count();
-      if (all || kind == Kind::down)
-        decode_linear_add(ex, h, down[i], delta, residual), read += down[i].count();
-      if (kind == Kind::cublas_qkv) linear_forward(ex, n, qkv[i], q), read += qkv[i].count();
-      if (kind == Kind::cublas_down) linear_forward(ex, h, down[i], delta), read += down[i].count();
+      const bool each = kind == Kind::layer;
+      const Tensor some = out[i].rows_from(0, 128);
+      if (each || kind == Kind::qkv) decode_linear(ex, normed, qkv[i], y), all.count(qkv[i]);
+      if (each || kind == Kind::out) decode_linear_add(ex, x, out[i], d, s), all.count(out[i]);
+      if (each || kind == Kind::gate_up)
+        decode_linear_swiglu(ex, normed, gate_up[i], first(pair), hidden), all.count(gate_up[i]);
+      if (each || kind == Kind::down) decode_linear_add(ex, hidden, down[i], d, s), all.count(down[i]);
+      if (kind == Kind::start) decode_linear(ex, normed, some, y.cols_from(0, 128)), all.count(some);
+      if (kind == Kind::start_add)
+        decode_linear_add(ex, x, some, d.cols_from(0, 128), s.cols_from(0, 128)), all.count(some);
+      if (kind == Kind::cublas_qkv) linear_forward(ex, x, qkv[i], y), all.count(qkv[i]);
+      if (kind == Kind::cublas_down) linear_forward(ex, hidden, down[i], d), all.count(down[i]);
     }
-    if (kind == Kind::head) decode_linear(ex, normed, head, logits), read += head.count();
-    return read * int64_t(sizeof(bf16));
+    if (kind == Kind::head) decode_linear(ex, normed, head, first(logits)), all.count(head);
+    return all;
   }
 };
 
+Model& model_of(const Exec& ex, const Width& width) {
+  static std::unique_ptr<Model> model;
+  if (model == nullptr || model->width.d != width.d) {
+    model.reset();
+    model = std::make_unique<Model>(ex, width);
+  }
+  return *model;
+}
+
 void products(benchmark::State& state, const Width& width, Kind kind) {
   const Exec ex = open_gpu();
-  Model model(ex, width, state.range(0));
-  const int64_t bytes = model.issue(ex, kind);  // what is made once is made outside the graph
+  Model& model = model_of(ex, width);
+  const int64_t rows = state.range(0);
+  const Model::Issued once = model.issue(ex, kind, rows);  // what is made once is made outside the graph
   synchronize(ex);
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t step = nullptr;
   SPS_CUDA(cudaStreamBeginCapture(stream_of(ex), cudaStreamCaptureModeThreadLocal));
-  model.issue(ex, kind);
+  model.issue(ex, kind, rows);
   SPS_CUDA(cudaStreamEndCapture(stream_of(ex), &graph));
   SPS_CUDA(cudaGraphInstantiate(&step, graph, 0));
   for (auto _ : state) {
     for (int i = 0; i < kRuns; ++i) SPS_CUDA(cudaGraphLaunch(step, stream_of(ex)));
     synchronize(ex);
   }
-  report_bytes(state, bytes * kRuns);
+  report_bytes(state, once.bytes * kRuns);
+  state.counters["each"] =
+      benchmark::Counter(double(once.products * kRuns),
+                         benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
   SPS_CUDA(cudaGraphExecDestroy(step));
   SPS_CUDA(cudaGraphDestroy(graph));
 }
 
+// The yardstick: a copy of range(0) bytes, read and written.
+void copy(benchmark::State& state) {
+  const Exec ex = open_gpu();
+  const auto bytes = size_t(state.range(0));
+  Arena memory(2 * bytes, Device::cuda);
+  const Tensor both = memory.take(DType::bf16, 2, state.range(0) / 2);
+  for (auto _ : state) {
+    SPS_CUDA(cudaMemcpyAsync(both.rows_from(1, 1).data, both.data, bytes, cudaMemcpyDeviceToDevice,
+                             stream_of(ex)));
+    synchronize(ex);
+  }
+  report_bytes(state, 2 * state.range(0));
+}
+
 void register_all() {
   if (gpu_count() == 0) return;
+  benchmark::RegisterBenchmark("cuda/copy", copy)->Arg(int64_t{4} << 30)->UseRealTime();
   for (const Width& width : kWidths)
     for (const auto& [kind, name] : kKinds)
       benchmark::RegisterBenchmark((std::string("cuda/") + width.name + "/" + name).c_str(),
                                    [width, kind = kind](benchmark::State& s) { products(s, width, kind); })
-          ->ArgsProduct({{1, 2, 8, 16, 32, 64}})
+          ->ArgsProduct({{1, 2, 4, 8, 9, 16, 32, 64}})
           ->UseRealTime()
-          ->MinTime(0.1)
+          ->MinTime(0.05)
           ->Unit(benchmark::kMicrosecond);
 }
 [[maybe_unused]] const bool registered = (register_all(), true);

@@ -1,6 +1,6 @@
 // y^T = w x^T for few rows. The numbers along k are cut into parts, the same for any number of rows; a sum is
-// that of its parts, in order. The parts are shared out over the warps of a block or, with more rows, whose
-// numbers would otherwise come to every block in full, over the blocks of a cluster.
+// that of its parts, in order. The parts are shared out over the warps of a block. (With more rows, whose
+// numbers would come to every block in full, over the blocks of a cluster: decode_linear_cluster.cuh.)
 //
 // A warp has eight features and a part. Its lanes ask for weights kDepth chunks ahead, each for the bytes
 // that it will use itself, so nobody waits for anybody on the way; the first chunks are asked for before the
@@ -32,12 +32,68 @@ struct Product {
   int split = 0;
 };
 
+// Bytes of shared memory that a block can have.
+inline int most_shared() {
+  static const int bytes = [] {
+    int most = 0;
+    SPS_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    return most;
+  }();
+  return bytes;
+}
+
+// How many parts k is cut into. Depends on k alone: so do the bits.
+inline int parts_of(int64_t k) {
+  return k <= 2048 ? 4 : 8;
+}
+
+// All but `tiles`.
+template <class T>
+Product<T> make_product(const DecodeCall& call) {
+  const DecodeRows& x = call.x;
+  Product<T> p;
+  p.x = x.x.data, p.x_stride = x.x.stride;
+  if (x.gain) {
+    p.gain = x.gain.as<float>(), p.eps = x.eps;
+    p.pick = x.pick.empty() ? nullptr : x.pick.data();
+  }
+  p.w = call.w.as<T>(), p.w_stride = call.w.stride;
+  p.rows = int(x.rows()), p.k = int(call.w.cols);
+  p.end = call.end;
+  p.outputs = int(call.end == DecodeEnd::swiglu ? call.w.rows / 2 : call.w.rows);
+  p.floats = call.y.dtype == DType::f32;
+  p.y = call.y.data, p.y_stride = call.y.stride, p.split = int(call.y.cols);
+  p.rest = call.rest.data, p.rest_stride = call.rest.stride;
+  p.part_chunks = int(ceil_div(ceil_div(p.k, kChunk<T>), parts_of(p.k)));
+  return p;
+}
+
 // Read where kernels before this one have written: past the first-level cache, which may be older than that.
 __device__ __forceinline__ uint4 read_vector(const void* p) {
   return __ldcg(static_cast<const uint4*>(p));
 }
 
 // ---- RMSNorm of a row by a warp
+
+// A lane adds up the squares of every 32nd four numbers, in order; of the lanes' sums comes the scale.
+__device__ __forceinline__ float add_squares(float4 v, float sum) {
+  return fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
+}
+__device__ __forceinline__ float scale_of(float lane_sum, float eps, int k) {
+  return 1 / sqrtf(warp_sum(lane_sum) / float(k) + eps);
+}
+// What the numbers of a row are multiplied with; read(c) gives four of them. k is a multiple of 4.
+template <class Read>
+__device__ __forceinline__ float norm_scale(Read&& read, float eps, int k) {
+  const int lane = int(threadIdx.x) % kWarp;
+  float sum = 0;
+#pragma unroll 4
+  for (int c = 4 * lane; c < k; c += 4 * kWarp) sum = add_squares(read(c), sum);
+  return scale_of(sum, eps, k);
+}
+__device__ __forceinline__ float4 normed(float4 v, float scale, float4 gain) {
+  return {v.x * (scale * gain.x), v.y * (scale * gain.y), v.z * (scale * gain.z), v.w * (scale * gain.w)};
+}
 
 // Calls put(c, n) with n[0 .. 4), the normed numbers of columns c .. c + 3, for all columns below `columns`:
 // k, or more, and then zeros behind it. read(c) gives four numbers of the row, twice. k and columns are
@@ -46,20 +102,13 @@ template <class Read, class Put>
 __device__ __forceinline__ void norm_row(Read&& read, const float* gain, float eps, int k, int columns,
                                          Put&& put) {
   const int lane = int(threadIdx.x) % kWarp;
-  float sum = 0;
-#pragma unroll 4
-  for (int c = 4 * lane; c < k; c += 4 * kWarp) {
-    const float4 v = read(c);
-    sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
-  }
-  const float scale = 1 / sqrtf(warp_sum(sum) / float(k) + eps);
+  const float scale = norm_scale(read, eps, k);
   for (int first = 0; first < columns; first += 4 * kWarp) {
     const int c = first + 4 * lane;
     float n[4] = {};
     if (c < k) {
-      const float4 v = read(c), g = *reinterpret_cast<const float4*>(gain + c);
-      n[0] = v.x * (scale * g.x), n[1] = v.y * (scale * g.y), n[2] = v.z * (scale * g.z),
-      n[3] = v.w * (scale * g.w);
+      const float4 v = normed(read(c), scale, *reinterpret_cast<const float4*>(gain + c));
+      n[0] = v.x, n[1] = v.y, n[2] = v.z, n[3] = v.w;
     }
     __syncwarp();
     if (c < columns) put(c, n);
@@ -72,6 +121,18 @@ template <class T>
 __device__ __forceinline__ float silu_times(float gate, float up) {
   if constexpr (sizeof(T) == sizeof(float)) return up * (gate / (1 + expf(-gate)));
   return up * (gate * __fdividef(1, 1 + __expf(-gate)));
+}
+
+// One number of the result, where it is stored as it is.
+template <class T>
+__device__ __forceinline__ void put_result(const Product<T>& p, int row, int feature, float sum) {
+  const bool behind = feature >= p.split;
+  void* const y = behind ? p.rest : p.y;
+  const int64_t at = behind ? row * p.rest_stride + feature - p.split : row * p.y_stride + feature;
+  if (p.floats)
+    static_cast<float*>(y)[at] = sum;
+  else
+    static_cast<T*>(y)[at] = from_float<T>(sum);
 }
 
 template <class T, int kFeatureWarps, int kPartWarps, int kDepth>
@@ -98,7 +159,6 @@ template <class T, int kFeatureWarps, int kPartWarps, int kRows, int kDepth>
 __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kernel(const Product<T> p) {
   using Shape = BlockShape<T, kFeatureWarps, kPartWarps, kDepth>;
   constexpr int kThreads = Shape::kThreads, kColumns = Shape::kColumns;
-  constexpr bool kCluster = kPartWarps == 1;  // each block of a cluster has a part
   constexpr int kPerVector = kVectorBytes / int(sizeof(T));
   let_next_start();
 
@@ -110,13 +170,11 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
 
   const int tid = int(threadIdx.x), warp = tid / kWarp, lane = tid % kWarp;
   const int feature_warp = warp % kFeatureWarps, part_warp = warp / kFeatureWarps;
-  const int rank = kCluster ? int(cluster_rank()) : 0, blocks = kCluster ? int(cluster_blocks()) : 1;
-  const int first_tile = int(blockIdx.x) / blocks, tile_step = int(gridDim.x) / blocks;
-  const int first_k = rank * kPartWarps * p.part_chunks * kChunk<T>;  // of the block
+  const int first_tile = int(blockIdx.x), tile_step = int(gridDim.x);
 
   // The weights that are asked for next: the lane's bytes of a chunk. Nothing is read where k is at its
   // limit.
-  const int lane_k = first_k + part_warp * p.part_chunks * kChunk<T> + lane % 4 * kPerVector;
+  const int lane_k = part_warp * p.part_chunks * kChunk<T> + lane % 4 * kPerVector;
   int ask_tile = first_tile, ask_chunk = 0, ask_k = 0, limit = 0;
   const T* from = nullptr;
   const auto enter_tile = [&] {
@@ -149,7 +207,7 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
     copy_async_group();
   };
   enter_tile();
-  if (!kCluster && p.gain != nullptr)
+  if (p.gain != nullptr)
     for (int i = tid; i < p.k / 4; i += kThreads) copy_async_16(gain + 4 * i, p.gain + 4 * i, true);
   copy_async_group();
 #pragma unroll
@@ -158,13 +216,12 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
   wait_for_previous();
 
   const int across = p.end == DecodeEnd::swiglu ? kColumns / 2 : kColumns, results = p.rows * across;
-  const int first_result = rank * kThreads + tid;
   // What the first sum is added to; it comes while the sums are made.
   float old = 0;
-  if (p.end == DecodeEnd::add && first_result < results) {
-    const int feature = first_tile * across + first_result % across;
+  if (p.end == DecodeEnd::add && tid < results) {
+    const int feature = first_tile * across + tid % across;
     if (feature < p.outputs)
-      old = __ldcg(static_cast<const float*>(p.y) + first_result / across * p.y_stride + feature);
+      old = __ldcg(static_cast<const float*>(p.y) + tid / across * p.y_stride + feature);
   }
 
   const auto stage = [&](const auto* from, int vectors, int most) {
@@ -179,9 +236,9 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
     }
     __syncthreads();
   };
-  const int columns = kPartWarps * p.part_chunks * kChunk<T>;  // of x that the block multiplies
-  if (kCluster || p.gain == nullptr) {
-    stage(static_cast<const T*>(p.x) + first_k, columns / kPerVector, p.k - first_k);
+  const int columns = kPartWarps * p.part_chunks * kChunk<T>;
+  if (p.gain == nullptr) {
+    stage(static_cast<const T*>(p.x), columns / kPerVector, p.k);
   } else {
     stage(static_cast<const float*>(p.x), p.k / 4, p.k);
     copy_async_wait_groups<kDepth>();  // the gain
@@ -195,23 +252,11 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
   }
 
   const SharedRows x{x_rows, p.rows, row_bytes};
-  const auto meet = [] {
-    if constexpr (kCluster)
-      cluster_barrier();
-    else
-      __syncthreads();
-  };
   // The parts of a sum, in order.
   const auto total = [&](int row, int column) {
     float sum = 0;
-    if constexpr (kCluster) {
-      const float* part = sums + row * kColumns + column;
-#pragma unroll 4
-      for (int b = 0; b < blocks; ++b) sum += load_from_block(part, unsigned(b));
-    } else {
 #pragma unroll
-      for (int part = 0; part < kPartWarps; ++part) sum += sums[(part * p.rows + row) * kColumns + column];
-    }
+    for (int part = 0; part < kPartWarps; ++part) sum += sums[(part * p.rows + row) * kColumns + column];
     return sum;
   };
 
@@ -227,8 +272,8 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
       slot = slot + 1 < kDepth ? slot + 1 : 0;
     }
     own.put(sums + part_warp * p.rows * kColumns + feature_warp * kFeatures, kColumns, p.rows, lane);
-    meet();
-    for (int i = first_result; i < results; i += blocks * kThreads) {
+    __syncthreads();
+    for (int i = tid; i < results; i += kThreads) {
       const int row = i / across, column = i % across, feature = tile * across + column;
       if (feature >= p.outputs) continue;
       const float sum = total(row, column);
@@ -237,19 +282,12 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
             from_float<T>(silu_times<T>(sum, total(row, column + across)));
       } else if (p.end == DecodeEnd::add) {
         float& to = static_cast<float*>(p.y)[row * p.y_stride + feature];
-        to = (tile == first_tile && i == first_result ? old : __ldcg(&to)) + sum;
+        to = (tile == first_tile && i == tid ? old : __ldcg(&to)) + sum;
       } else {
-        const bool behind = feature >= p.split;
-        void* const y = behind ? p.rest : p.y;
-        const int64_t at = behind ? row * p.rest_stride + feature - p.split : row * p.y_stride + feature;
-        if (p.floats)
-          static_cast<float*>(y)[at] = sum;
-        else
-          static_cast<T*>(y)[at] = from_float<T>(sum);
+        put_result(p, row, feature, sum);
       }
     }
-    // The sums are free again; and no block of a cluster ends while another reads its memory.
-    if (kCluster || tile + tile_step < p.tiles) meet();
+    if (tile + tile_step < p.tiles) __syncthreads();  // the sums are free again
   }
 }
 

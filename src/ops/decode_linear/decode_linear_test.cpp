@@ -12,10 +12,11 @@ struct Shape {
   int64_t rows, in, out;
 };
 // The last ones as models have them: on a GPU other cuts of the rows of w and of k.
-const Shape kShapes[] = {{1, 1, 1},      {1, 16, 29},    {2, 24, 48},     {3, 7, 5},      {5, 100, 33},
-                         {16, 64, 64},   {17, 96, 31},   {33, 40, 70},    {70, 33, 95},   {300, 160, 40},
-                         {4, 2304, 200}, {2, 5000, 37},  {64, 264, 1100}, {9, 2400, 72},  {1, 512, 4600},
-                         {3, 64, 9000},  {17, 64, 9000}, {19, 4104, 40},  {2, 2056, 4300}};
+const Shape kShapes[] = {{1, 1, 1},      {1, 16, 29},    {2, 24, 48},     {3, 7, 5},       {5, 100, 33},
+                         {16, 64, 64},   {17, 96, 31},   {33, 40, 70},    {70, 33, 95},    {300, 160, 40},
+                         {4, 2304, 200}, {2, 5000, 37},  {64, 264, 1100}, {9, 2400, 72},   {1, 512, 4600},
+                         {3, 64, 9000},  {17, 64, 9000}, {19, 4104, 40},  {2, 2056, 4300}, {64, 1600, 40},
+                         {33, 3072, 24}};
 
 // The same numbers in rows of any stride.
 Matrix padded(const Matrix& m, int64_t padding) {
@@ -102,7 +103,7 @@ void parts_are_the_whole(const Backend& b) {
         return y;
       };
       Matrix whole = product(0, most);
-      for (const int64_t part : {int64_t{1}, int64_t{2}, int64_t{3}, int64_t{9}, int64_t{16}, int64_t{37}}) {
+      for (const int64_t part : {1, 2, 3, 8, 9, 16, 17, 32, 33, 37}) {
         if (part >= most && part > 1) continue;
         set_thread_count(part % 2 == 0 ? 2 : 1);
         for (int64_t row = 0; row < most; row += part) {
@@ -203,9 +204,9 @@ Results results(Device device, const Block& b, int64_t begin, int64_t count) {
   return all;
 }
 
-const Shape kBlocks[] = {{1, 1, 3},       {2, 24, 40},   {3, 7, 5},     {1, 1024, 130},
-                         {7, 200, 64},    {8, 1600, 48}, {12, 96, 300}, {33, 1024, 40},
-                         {64, 2304, 200}, {70, 64, 96},  {2, 64, 9000}};
+const Shape kBlocks[] = {{1, 1, 3},     {2, 24, 40},     {3, 7, 5},      {1, 1024, 130},  {7, 200, 64},
+                         {8, 1600, 48}, {12, 96, 300},   {33, 1024, 40}, {64, 2304, 200}, {70, 64, 96},
+                         {2, 64, 9000}, {20, 1600, 120}, {24, 1800, 72}, {40, 128, 5000}, {64, 1032, 24}};
 
 TEST(DecodeLinear, WithWhatStandsBesideIt) {
   for (const Backend& backend : fast_backends())
@@ -231,7 +232,7 @@ TEST(DecodeLinear, WhatStandsBesideItChangesNothingOfThat) {
       const Block block(backend.dtype, s);
       const int64_t most = backend.device == Device::cuda ? std::min(s.rows, kFewDecodeRows) : s.rows;
       const Results whole = results(backend.device, block, 0, most);
-      for (const int64_t part : {1, 5, 11})
+      for (const int64_t part : {1, 5, 8, 9, 16, 17, 32, 33})
         for (int64_t row = 0, picked = 0; row < most; row += part) {
           const Results some = results(backend.device, block, row, std::min(part, most - row));
           const auto equal = [&](const Matrix& a, const Matrix& b, int64_t from) {
