@@ -67,6 +67,7 @@ class Trainer {
   void open_data();
   void build(const ModelConfig& config);
   void switch_phase();
+  void prepare(int64_t step);
   bool resume();
   void save(CheckpointKind kind);
   nlohmann::json run_state() const;
@@ -89,6 +90,7 @@ class Trainer {
   std::unique_ptr<Model> model_;
   std::unique_ptr<AdamWOptimizer> optimizer_;
   std::vector<Batch> micro_batches_;
+  int64_t prepared_ = -1;  // the step that they are of
   std::vector<int64_t> starts_;
   int64_t step_ = 0;
   bool in_first_phase_ = false;
