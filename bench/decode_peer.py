@@ -243,11 +243,9 @@ class Peer:
                 self.begin(), run()
             return run
         mode = {"compiled": "default", "measured": "max-autotune-no-cudagraphs"}[how]
-        torch._inductor.config.coordinate_descent_tuning = how == "measured"
-        decoder.block = torch.compile(decoder.block, mode=mode, dynamic=False)
-        run = recorded(self.begin, decoder.step)
-        torch._inductor.config.coordinate_descent_tuning = False
-        return run
+        with torch._inductor.config.patch(coordinate_descent_tuning=how == "measured"):
+            decoder.block = torch.compile(decoder.block, mode=mode, dynamic=False)
+            return recorded(self.begin, decoder.step)
 
 
 # The most promising first.

@@ -46,7 +46,8 @@ for scale in SCALES:
         with open(path) as file:
             runs[scale] = json.load(file)
 line = "%-5s %5s %-20s %6s %9s %9s %9s %9s %9s"
-print(line % ("scale", "batch", "model", "new", "ms/step", "/standard", "/ceiling", "x wall", "x busy"), file=sys.stderr)
+print(line % ("scale", "batch", "model", "new", "ms/step", "/standard", "/ceiling", "x wall", "x busy"),
+      file=sys.stderr)
 for scale, run in runs.items():
     for row in run["results"]:
         if "error" in row:
