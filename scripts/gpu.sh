@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds for the GPU of this machine and runs what needs one: scripts/gpu.sh [build] [test] [sanitize] [bench] [infer].
+# Builds for the GPU of this machine and runs what needs one:
+#   scripts/gpu.sh [build] [test] [sanitize] [bench] [infer] [prefill] [decode-peer]
 # Without arguments: build, test, bench. Logs and JSON go to GPU_OUT (build-gpu/results); one short table comes last.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -65,7 +66,11 @@ run_tests() { # name, prefix command...
   note "$kind: $failed of ${#pids[@]} runs failed, $(cat "${logs[@]}" | grep -c '^\[       OK') tests passed," \
     "$(cat "${logs[@]}" | grep -c '^\[  SKIPPED ] .*ms)') skipped"
 }
-[[ " $phases " == *" test "* ]] && run_tests test
+if [[ " $phases " == *" test "* ]]; then
+  # What tests look for in ../shared of the tree that they were built in (stories260K, for one).
+  if [ -n "${GPU_SHARED:-}" ] && [ ! -e ../shared ]; then ln -s "$(realpath "$GPU_SHARED")" ../shared; fi
+  run_tests test
+fi
 if [[ " $phases " == *" sanitize "* ]]; then
   # Death tests fork, which a process under a tool does not survive; thousands of launches that only repeat take an
   # hour there. racecheck also reports cuBLAS's own kernels (nvjet), and fails when told to look at ours alone: what
@@ -121,20 +126,45 @@ print('%.1f ms, %.0f tokens/s, %.0f TFLOP/s required, %.1f GiB used, %.1f foreca
     fi
   done
 fi
+# Generation. GPU_OPTIONS holds more for sps bench (--step-rows 4096).
+generation() { # what, scale, option...
+  local what=$1 scale=$2
+  shift 2
+  if timeout "${GPU_TIMEOUT:-300}" "$build/sps" -q bench "$what" "${scale}_standard_20b" "${scale}_sps_w64_20b" \
+    "${scale}_free_pause_20b" --device cuda "$@" ${GPU_OPTIONS:-} --json "$out/$what-$scale.json" \
+    >"$out/$what-$scale.log" 2>&1; then
+    note "$what $scale"
+  else
+    note "$what $scale failed: $(tail -n 1 "$out/$what-$scale.log")"
+    rm -f "$out/$what-$scale.json"
+  fi
+}
 if [[ " $phases " == *" infer "* ]]; then
-  # Generation: the published workload, and prompts; GPU_DECODE and GPU_PREFILL hold more options (--tokens 256).
-  for scale in ${GPU_SCALES:-xs m xl}; do
-    models=("${scale}_standard_20b" "${scale}_sps_w64_20b" "${scale}_free_pause_20b")
-    for what in decode prefill; do
-      [ $what = decode ] && more=${GPU_DECODE:-} || more=${GPU_PREFILL:-}
-      if timeout "${GPU_TIMEOUT:-300}" "$build/sps" -q bench $what "${models[@]}" --device cuda --batch "${GPU_BATCHES:-1,16}" \
-        $more --json "$out/$what-$scale.json" >"$out/$what-$scale.log" 2>&1; then
-        note "$what $scale"
-        grep -v ' runs/s' "$out/$what-$scale.log"
-      else
-        note "$what $scale failed: $(tail -n 1 "$out/$what-$scale.log")"
-      fi
-    done
+  # The published workload: prompts of 1024, 3072 new tokens, 16 texts. Other batches go less far, 64 texts a quarter of
+  # a thousand tokens: all of it in about three minutes.
+  for scale in ${GPU_SCALES:-xs s m xl}; do
+    generation decode "$scale" --batch "${GPU_BATCHES:-1,4,16,64}" --tokens "${GPU_TOKENS:-1024,1024,3072,256}" \
+      --rounds "${GPU_ROUNDS:-1}"
   done
+  python3 bench/gpu_inference.py "$out" 2>"$out/inference.txt" >"$out/inference.json"
+fi
+if [[ " $phases " == *" prefill "* ]]; then
+  for scale in ${GPU_SCALES:-xs m xl}; do generation prefill "$scale" --batch "${GPU_BATCHES:-1,16}"; done
+fi
+if [[ " $phases " == *" decode-peer "* ]]; then
+  if [ -z "$SPS_TORCH_PYTHON" ]; then
+    note "decode-peer: no Python with PyTorch here"
+  elif "$SPS_TORCH_PYTHON" bench/decode_peer.py "$build/sps" ${GPU_PEER:-} >"$out/decode-peer.json" \
+    2>"$out/decode-peer.log"; then
+    note "decode-peer: $(python3 -c "
+import json, sys
+for r in json.load(open(sys.argv[1]))['results']:
+    print('%(recipe)s x%(batch)d %(ms).3f ms, PyTorch %(peer_ms).3f (%(way)s; unobserved %(peer_free_ms).3f), %(peer_over_ours).2fx' %
+          r, end='; ')" "$out/decode-peer.json")"
+  else
+    note "decode-peer failed: $(tail -n 1 "$out/decode-peer.log")"
+  fi
 fi
 printf '%s\n' "-----" "${summary[@]}"
+if [[ " $phases " == *" infer "* ]]; then cat "$out/inference.txt"; fi
+if [[ " $phases " == *" prefill "* ]]; then grep -hv ' runs/s' "$out"/prefill-*.log; fi

@@ -55,12 +55,14 @@ void rows_are_in_order(const nlohmann::json& j) {
 }
 
 TEST(BenchDecode, FiguresOfEveryModelAndBatch) {
-  const auto j = bench("decode", {"--batch", "1,3", "--prompt", "20", "--tokens", "6", "--rounds", "2"});
+  const auto j = bench("decode", {"--batch", "1,3", "--prompt", "20", "--tokens", "6,10", "--rounds", "2"});
   rows_are_in_order(j);
   EXPECT_EQ(j.at("ceiling"), "memory read");
   for (const auto& row : j["results"]) {
-    // Five steps follow the first new token: the ids at positions 20 to 24 are read.
-    const std::vector<int64_t> middle(row["batch"].get<size_t>(), 22);
+    // Five steps follow the first new token, or nine: the ids at positions 20 to 24 are read, or to 28.
+    const bool one = row["batch"] == 1;
+    EXPECT_EQ(row.at("tokens"), one ? 6 : 10);
+    const std::vector<int64_t> middle(row["batch"].get<size_t>(), one ? 22 : 24);
     const StepBytes bytes = StepTraffic(plan_of(row["model"]), DType::f32).of(middle);
     EXPECT_EQ(row["bytes_per_step"].at("weights"), bytes.weights);
     EXPECT_EQ(row["bytes_per_step"].at("keys"), bytes.keys);
@@ -110,13 +112,14 @@ TEST(BenchPrefill, FlopsAreTheDecoders) {
 
 TEST(BenchDecode, MistakesAreOneSentence) {
   const TestDir dir;
-  const std::array<std::pair<Arguments, const char*>, 7> cases{{
+  const std::array<std::pair<Arguments, const char*>, 8> cases{{
       {{"layers=2"}, "no model to measure"},
       {{"demo_nothing_4m"}, "demo_nothing_4m"},
       {{"demo_standard_4m", "--tokens", "1"}, "--tokens 1: expected 2 or more"},
       {{"demo_standard_4m", "--prompt", "200", "--tokens", "57"}, "do not fit the model's context of 256"},
       {{"demo_standard_4m", "--dtype", "f64"}, "the reference is not measured"},
       {{"demo_standard_4m", "--batch", "0"}, "--batch"},
+      {{"demo_standard_4m", "--batch", "1,2,4", "--tokens", "8,9"}, "--tokens has 2 numbers, --batch 3"},
       {{"demo_standard_4m", "--weights", "int8", "--dtype", "f32"}, "in bf16 alone, not in f32"},
   }};
   for (const auto& [arguments, sentence] : cases) {

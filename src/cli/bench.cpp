@@ -16,11 +16,10 @@
 #include "data/batch.h"
 #include "model/flops.h"
 #include "model/load.h"
-#include "ops/clip/clip.h"
-#include "optim/adamw_optimizer.h"
 #include "score/model_input.h"
 #include "tensor/device.h"
 #include "train/run_config.h"
+#include "train/train_step.h"
 
 namespace sps {
 
@@ -54,7 +53,8 @@ class StepBench {
         model_(model_config, {.compute = compute_dtype(config.run.dtype, ex_.device),
                               .max_rows = config.train.micro_batch * model_config.context,
                               .device = ex_.device,
-                              .recompute = recompute_from_name(config.train.recompute)}),
+                              .recompute = recompute_from_name(config.train.recompute),
+                              .graphs = config.run.graphs}),
         optimizer_(model_.store()) {
     model_.store().initialise(uint64_t(config.train.seed));
     const Rng rng(0, "bench");
@@ -70,26 +70,20 @@ class StepBench {
       }
       batches_.emplace_back();
       batches_.back().fill(window, length, special_ids(model_config));
-      scored_ += batches_.back().scored;
     }
   }
 
   double step() {
     const double began = monotonic_seconds();
-    ParameterStore& store = model_.store();
-    store.zero_gradients(ex_);
-    for (const Batch& b : batches_) model_.start_train(model_input(b), 1.0 / double(scored_));
-    loss_ = model_.take_loss();
-    const double norm = gradient_norm(ex_, store).norm;
     ops::AdamW settings;
     settings.lr = 1e-4;
-    optimizer_.step(ex_, store, settings, ops::clip_factor(norm, config_.optim.clip));
+    loss_ = train_step(model_, optimizer_, batches_, settings, config_.optim.clip).loss;
     synchronize(ex_);
     return monotonic_seconds() - began;
   }
   const Model& model() const { return model_; }
   bool gpu() const { return ex_.device == Device::cuda; }
-  double loss() const { return loss_.nll / double(scored_); }
+  double loss() const { return loss_; }
   int64_t tokens() const { return config_.train.global_batch * model_.config().context; }
 
  private:
@@ -98,8 +92,7 @@ class StepBench {
   Model model_;
   AdamWOptimizer optimizer_;
   std::vector<Batch> batches_;
-  int64_t scored_ = 0;
-  Loss loss_;
+  double loss_ = 0;
 };
 
 void bench_train(const BenchArguments& args) {
@@ -151,6 +144,7 @@ void bench_train(const BenchArguments& args) {
   const MemoryPlan memory = plan_memory(model_config, options);
   j["memory_forecast_bytes"] = memory.total();
   if (bench.gpu()) {
+    j["graphs"] = options.graphs;
     // Allocated by this program, and what the driver says is in use: the forecast is of the latter.
     j["memory_allocated_bytes"] = allocated;
     j["memory_used_bytes"] = used;
@@ -238,6 +232,7 @@ void add_bench(CLI::App& app) {
   cmd->footer(
       "Examples:\n"
       "  sps bench train demo_sps_w16_4m --json\n"
+      "  sps bench train xs_standard_20b run.device=cuda run.graphs=false\n"
       "  sps bench decode s_standard_20b s_sps_w64_20b s_free_pause_20b --batch 1,16\n"
       "  sps bench prefill s_standard_20b s_sequential_6+6_20b --prompt 512\n"
       "  sps bench attention --head-dim 128\n"

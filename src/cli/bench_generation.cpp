@@ -61,12 +61,13 @@ void time_engine(Engine& engine, const StepTraffic& traffic, int64_t texts, int6
   times.steps.insert(times.steps.end(), seconds.begin(), seconds.end());
 }
 
+// `tokens`: new ones of each text; `most`: for as many there is room.
 void take_turn(const BenchSubject& subject, const StepTraffic& traffic, const GenerationBench& bench,
-               int64_t batch, int64_t tokens, uint64_t seed, GenerationTimes& times) {
+               int64_t batch, int64_t tokens, int64_t most, uint64_t seed, GenerationTimes& times) {
   EngineOptions options;
   options.max_sequences = batch, options.step_rows = bench.rows_of(batch);
   options.int8 = subject.int8();
-  const int64_t pages = (bench.prompt + bench.tokens + options.page - 1) / options.page;
+  const int64_t pages = (bench.prompt + most + options.page - 1) / options.page;
   options.cache_tokens = batch * pages * options.page;
   std::unique_ptr<Engine> engine;
   try {
@@ -105,6 +106,7 @@ int64_t GenerationBench::rows_of(int64_t batch) const {
 std::vector<std::vector<GenerationTimes>> bench_generation(const std::vector<BenchSubject>& subjects,
                                                            DType dtype, Device device,
                                                            const GenerationBench& bench) {
+  SPS_CHECK(bench.tokens.size() == bench.batches.size());
   std::vector<std::vector<GenerationTimes>> all(subjects.size(),
                                                 std::vector<GenerationTimes>(bench.batches.size()));
   std::vector<StepTraffic> traffic;
@@ -124,8 +126,9 @@ std::vector<std::vector<GenerationTimes>> bench_generation(const std::vector<Ben
         GenerationTimes warm;
         if (times.error.empty()) {
           const double before = reads && round > 0 ? reads->bytes_per_second() : 0;
+          const int64_t tokens = bench.tokens[b];
           take_turn(subjects[s], traffic[s], bench, bench.batches[b],
-                    round > 0 ? bench.tokens : std::min<int64_t>(bench.tokens, 8), uint64_t(round),
+                    round > 0 ? tokens : std::min<int64_t>(tokens, 8), tokens, uint64_t(round),
                     round > 0 ? times : warm);
           if (reads && round > 0) times.ceilings.push_back((before + reads->bytes_per_second()) / 2);
         }

@@ -65,15 +65,16 @@ Json memory_json(const BenchSubject& subject, const GenerationTimes& t) {
           {"per_text", t.memory.bytes_per_sequence}};
 }
 
-Json decode_json(const GenerationBench& bench, int64_t batch, const GenerationTimes& t) {
+Json decode_json(int64_t batch, int64_t tokens, const GenerationTimes& t) {
   if (t.steps.empty())
     fail(
         "batch {}: the first text ends before the last begins: expected more than {} new tokens, or more "
         "rows a step",
-        batch, bench.tokens);
-  Json j{{"ms_per_step", milliseconds(t.steps)},
+        batch, tokens);
+  Json j{{"tokens", tokens},
+         {"ms_per_step", milliseconds(t.steps)},
          {"decode_tokens_per_sec", median(t.step_tokens_per_second)},
-         {"tokens_per_sec", double(batch * bench.tokens) / median(t.whole)},
+         {"tokens_per_sec", double(batch * tokens) / median(t.whole)},
          {"prefill_ms", 1e3 * median(t.prefill)},
          {"bytes_per_step",
           {{"weights", t.bytes.weights},
@@ -111,7 +112,6 @@ Json report(const InferenceArguments& args, DType dtype, Device device,
          {"dtype", dtype_name(dtype)},
          {"weights", args.weights.empty() ? std::string(dtype_name(dtype)) : args.weights},
          {"prompt", args.bench.prompt}};
-  if (args.decode) j["tokens"] = args.bench.tokens;
   j["rounds"] = args.bench.rounds;
   if (args.bench.ceiling) j["ceiling"] = gpu ? "memory copied" : "memory read";
   j["results"] = Json::array();
@@ -127,7 +127,7 @@ Json report(const InferenceArguments& args, DType dtype, Device device,
       if (!t.error.empty()) {
         row["error"] = t.error;
       } else {
-        row.update(args.decode ? decode_json(args.bench, batch, t)
+        row.update(args.decode ? decode_json(batch, args.bench.tokens[b], t)
                                : prefill_json(args.bench, subjects[s], batch, t));
         const auto* base = standard < 0 ? nullptr : &times[size_t(standard)][b];
         if (base != nullptr && base->error.empty())
@@ -151,13 +151,12 @@ std::string table(const Json& j) {
       fmt::format("{}, {}, {} threads, prompts of {}", j["device"].get<std::string>(),
                   j["dtype"].get<std::string>(), j["threads"].get<int>(), j["prompt"].get<int64_t>());
   if (j["weights"] != j["dtype"]) out += ", weights " + j["weights"].get<std::string>();
-  if (decode) out += fmt::format(", {} new tokens", j["tokens"].get<int64_t>());
   if (j.contains("ceiling")) out += "; ceiling: " + j["ceiling"].get<std::string>();
   size_t width = 5;
   for (const Json& row : j["results"]) width = std::max(width, row["model"].get<std::string>().size());
   out += fmt::format("\n{:<{}}{:>7}", "model", width, "batch");
-  out += decode ? fmt::format("{:>9}{:>18}{:>8}{:>12}{:>10}{:>9}{:>8}{:>9}", "ms/step", "", "ratio",
-                              "tokens/s", "wall", "MB/step", "GB/s", "ceiling")
+  out += decode ? fmt::format("{:>8}{:>9}{:>18}{:>8}{:>12}{:>10}{:>9}{:>8}{:>9}", "new", "ms/step", "",
+                              "ratio", "tokens/s", "wall", "MB/step", "GB/s", "ceiling")
                 : fmt::format("{:>10}{:>22}{:>8}{:>12}{:>10}{:>10}", "ms", "", "ratio", "tokens/s", "GFLOP",
                               "GFLOP/s");
   out += "   memory in MiB: weights, cache, rings, scratch\n";
@@ -172,11 +171,11 @@ std::string table(const Json& j) {
         fmt::format("({:.3f}-{:.3f})", ms["low"].get<double>(), ms["high"].get<double>());
     const auto number = [&](const char* key) { return row[key].get<double>(); };
     if (decode)
-      out += fmt::format("{:>9.3f}{:>18}{:>8}{:>12.1f}{:>10.1f}{:>9.1f}{:>8.1f}{:>9}",
-                         ms["median"].get<double>(), spread, share_text(row, "over_standard", "{:.3f}"),
-                         number("decode_tokens_per_sec"), number("tokens_per_sec"),
-                         kMega * row["bytes_per_step"]["total"].get<double>(), number("gbytes_per_second"),
-                         share_text(row, "of_ceiling", "{:.2f}"));
+      out += fmt::format("{:>8}{:>9.3f}{:>18}{:>8}{:>12.1f}{:>10.1f}{:>9.1f}{:>8.1f}{:>9}",
+                         row["tokens"].get<int64_t>(), ms["median"].get<double>(), spread,
+                         share_text(row, "over_standard", "{:.3f}"), number("decode_tokens_per_sec"),
+                         number("tokens_per_sec"), kMega * row["bytes_per_step"]["total"].get<double>(),
+                         number("gbytes_per_second"), share_text(row, "of_ceiling", "{:.2f}"));
     else
       out += fmt::format("{:>10.2f}{:>22}{:>8}{:>12.0f}{:>10.1f}{:>10.1f}", ms["median"].get<double>(),
                          spread, share_text(row, "over_standard", "{:.3f}"), number("tokens_per_sec"),
@@ -199,10 +198,15 @@ void bench_inference(InferenceArguments args) {
   GenerationBench& b = args.bench;
   if (b.batches.empty()) b.batches = gpu ? std::vector<int64_t>{1, 4, 16, 64} : std::vector<int64_t>{1, 4};
   if (b.prompt == 0) b.prompt = gpu ? 1024 : 256;
-  if (b.tokens == 0) b.tokens = !args.decode ? 1 : gpu ? 3072 : 64;
+  if (b.tokens.empty()) b.tokens = {!args.decode ? 1 : gpu ? 3072 : 64};
+  if (b.tokens.size() == 1) b.tokens.resize(b.batches.size(), b.tokens[0]);
+  if (b.tokens.size() != b.batches.size())
+    usage_error("--tokens has {} numbers, --batch {}: expected one for all or one for each", b.tokens.size(),
+                b.batches.size());
   if (b.rounds == 0) b.rounds = gpu && args.decode ? 2 : 3;
-  if (args.decode && b.tokens < 2)
-    usage_error("--tokens {}: expected 2 or more, for there is no step after one", b.tokens);
+  for (const int64_t tokens : b.tokens)
+    if (args.decode && tokens < 2)
+      usage_error("--tokens {}: expected 2 or more, for there is no step after one", tokens);
   const std::vector<BenchSubject> subjects = bench_subjects(args.words, dtype, device, !args.weights.empty());
   for (const BenchSubject& s : subjects)
     if (s.config().text_ids() < 2) usage_error("{}: a vocabulary of one id leaves nothing to read", s.name());
@@ -233,7 +237,9 @@ void add(CLI::App* bench, bool decode, const char* name, const char* text) {
   cmd->add_option("--prompt", args->bench.prompt, "Tokens of a prompt (1024; CPU: 256)")
       ->check(CLI::PositiveNumber);
   if (decode)
-    cmd->add_option("--tokens", args->bench.tokens, "New tokens of a text (3072; CPU: 64)")
+    cmd->add_option("--tokens", args->bench.tokens,
+                    "New tokens of a text (3072; CPU: 64); several with commas: one for each batch")
+        ->delimiter(',')
         ->check(CLI::PositiveNumber);
   cmd->add_option("--rounds", args->bench.rounds,
                   "Timed rounds, in each of which every model takes its turn (3; decode on a GPU: 2)")

@@ -10,8 +10,6 @@ namespace sps {
 
 namespace {
 
-constexpr size_t kMostGraphs = 64;
-
 DecoderOptions filled_in(DecoderOptions o, const ModelConfig& c) {
   SPS_CHECK(o.slots > 0 && o.page > 0 && o.pages >= 0 && o.step_rows >= 0);
   if (o.pages == 0) o.pages = o.slots * ((c.context + o.page - 1) / o.page);
@@ -119,23 +117,7 @@ void Decoder::issue() {
     readout();
   };
   if (ex_.device == Device::cpu || !options_.graphs || lists_.longest > 1) return pass();
-  const size_t growths = device_scratch_growths();
-  if (std::exchange(growths_, growths) != growths) graphs_.clear();
-  ++steps_;
-  const Counts counts{lists_.runs, x_rows_, p_rows_, int64_t(picks_.size())};
-  const auto known = graphs_.find(counts);
-  if (known == graphs_.end()) {
-    if (graphs_.size() == kMostGraphs)
-      graphs_.erase(std::ranges::min_element(graphs_, {},
-                                             [](const auto& recorded) { return recorded.second.last_use; }));
-    pass();
-    graphs_[counts].last_use = steps_;
-    return;
-  }
-  Recorded& step = known->second;
-  step.last_use = steps_;
-  if (!step.graph) step.graph.record(ex_, pass);
-  step.graph.start(ex_);
+  graphs_.run(ex_, {lists_.runs, x_rows_, p_rows_, int64_t(picks_.size())}, pass);
 }
 
 void Decoder::put_lists(std::span<const Run> runs) {

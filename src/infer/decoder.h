@@ -14,7 +14,6 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <variant>
 #include <vector>
@@ -185,18 +184,12 @@ class Decoder {
   PagePool pool_;
   std::vector<int32_t> table_;  // pages of each slot
 
-  // What a step's operations depend on, and what is known of such steps.
+  // What a step's operations depend on.
   struct Counts {
     int64_t runs, x_rows, p_rows, picks;
     auto operator<=>(const Counts&) const = default;
   };
-  struct Recorded {
-    StreamGraph graph;      // none: its operations have run once, everything is allocated
-    uint64_t last_use = 0;  // number of the step
-  };
-  std::map<Counts, Recorded> graphs_;
-  size_t growths_ = 0;  // of scratch: the graphs name its places
-  uint64_t steps_ = 0;
+  StreamGraphs<Counts> graphs_{64};
 
   Arena memory_;
   Buffers b_;

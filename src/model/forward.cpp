@@ -15,7 +15,16 @@
 
 namespace sps {
 
-void Model::begin(const ModelInput& input) {
+// What a pass launches depends on how many rows it picks, which differs from batch to batch. So on a GPU it
+// is rounded up to sixteenths of all rows: passes come again, and each is a graph.
+int64_t Model::rows_to_pick(int64_t scored, int64_t rows) const {
+  if (!plan_.eliminate_dead) return rows;
+  if (ex_.device == Device::cpu || scored == 0) return scored;
+  const int64_t unit = (rows + 15) / 16;
+  return std::min(rows, (scored + unit - 1) / unit * unit);
+}
+
+void Model::begin(const ModelInput& input, double scale) {
   SPS_CHECK(input.batch > 0 && input.length > 0 && input.rows() <= options_.max_rows);
   SPS_CHECK(input.length <= config().context);
   for (const auto& column : {input.tokens, input.document_start, input.positions})
@@ -30,16 +39,20 @@ void Model::begin(const ModelInput& input) {
   pass_ = ex_.device == Device::cuda ? 1 - pass_ : 0;
   Pass& pass = passes_[pass_];
   collect(pass);
-  // Final norm, head and loss run over the rows that carry a loss.
+  // Final norm, head and loss run over the rows that carry a loss, and over as many others as are wanted.
   int32_t* const picked = pass.list(kPicked, options_.max_rows);
   int32_t* const targets = pass.list(kTargets, options_.max_rows);
+  const auto rows = int64_t(input.targets.size());
+  const int64_t scored = rows - std::ranges::count_if(input.targets, [](int32_t t) { return t < 0; });
+  int64_t others = rows_to_pick(scored, rows) - scored;
   picked_count_ = 0;
-  for (int64_t r = 0; r < int64_t(input.targets.size()); ++r) {
+  for (int64_t r = 0; r < rows; ++r) {
     const int32_t target = input.targets[size_t(r)];
-    if (plan_.eliminate_dead && target < 0) continue;
+    if (target < 0 && --others < 0) continue;
     picked[picked_count_] = int32_t(r);
     targets[picked_count_++] = target;
   }
+  *pass.scale(options_.max_rows) = float(scale);
   put_input();
 }
 
@@ -61,7 +74,7 @@ void Model::put_input() {
 
   const int32_t* there = pass.list(kTokens, most);
   if (ex_.device == Device::cuda) {
-    copy_bytes(ex_, indices_.data(), there, size_t(kLists * most) * sizeof(int32_t));
+    copy_bytes(ex_, indices_.data(), there, size_t(kLists * most) * sizeof(int32_t) + sizeof(float));
     there = reinterpret_cast<const int32_t*>(indices_.data());
   }
   const auto at = [&](List list, size_t count) {
@@ -74,6 +87,7 @@ void Model::put_input() {
   positions_of_both_ = at(kPositions, 2 * rows);
   picked_ = at(kPicked, n);
   picked_targets_ = at(kTargets, n);
+  scale_ = Tensor{const_cast<int32_t*>(there) + kLists * most, 1, 1, 1, DType::f32, ex_.device};
 }
 
 template <class SubLayer>

@@ -21,6 +21,7 @@ struct ModelOptions {
   Device device = Device::cpu;
   Masters masters = Masters::all;         // where train is false
   Recompute recompute = Recompute::none;  // of a training pass
+  bool graphs = true;                     // on a GPU: training passes are recorded; no bit depends on it
 };
 
 // Bytes, on the model's device. Not in it: on the CPU the scratch of threads, on a GPU pinned memory of the

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ops/clip/clip.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/rows.h"
@@ -47,7 +48,10 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
     pass.lists = Bytes(list_bytes(options_.max_rows), gpu ? Memory::pinned : Memory::host);
     if (gpu) pass.nll = Bytes(rows * sizeof(float), Memory::pinned);
   }
-  if (gpu) indices_ = Bytes(list_bytes(options_.max_rows), Memory::device);
+  if (gpu) {
+    indices_ = Bytes(list_bytes(options_.max_rows), Memory::device);
+    flag_ = {indices_.data() + indices_.size() - sizeof(float), 1, 1, 1, DType::f32, Device::cuda};
+  }
   x_ = {&plan_.config.state, &params_.state, &plan_.state, &a_.state, {}, {}, false};
   p_ = {&plan_.config.pred, &params_.pred, &plan_.pred, &a_.pred, {}, {}, false};
   both_ = {&plan_.config.state, &params_.state, nullptr, &a_.both, {}, {}, false};
@@ -60,19 +64,28 @@ Loss Model::train(const ModelInput& input, double scale) {
 
 void Model::start_train(const ModelInput& input, double scale) {
   SPS_CHECK(options_.train);
-  begin(input);
+  if (flag_ && !std::exchange(started_, true)) ops::fill(ex_, flag_, 0);
+  begin(input, scale);
   if (picked_count_ == 0) return;
-  forward();
-  ops::head_loss_train(ex_, a_.final_n.rows_from(0, picked_count_), weight(params_.head), picked_targets_,
-                       float(scale), a_.nll.rows_from(0, picked_count_),
-                       g_.final_n.rows_from(0, picked_count_), grad(params_.head));
-  backward();
+  if (ex_.device == Device::cuda && options_.graphs)
+    graphs_.run(ex_, {input_.batch, input_.length, picked_count_}, [this] { train_pass(); });
+  else
+    train_pass();
   take_nll();
+}
+
+void Model::train_pass() {
+  forward();
+  const Tensor nll = a_.nll.rows_from(0, picked_count_);
+  ops::head_loss_train(ex_, a_.final_n.rows_from(0, picked_count_), weight(params_.head), picked_targets_,
+                       scale_, nll, g_.final_n.rows_from(0, picked_count_), grad(params_.head));
+  backward();
+  if (flag_) ops::flag_not_finite(ex_, nll, flag_);
 }
 
 Loss Model::evaluate(const ModelInput& input, std::span<double> nll) {
   SPS_CHECK(loss_.scored == 0);
-  begin(input);
+  begin(input, 0);
   std::fill(nll.begin(), nll.end(), 0.0);
   if (picked_count_ == 0) return {};
   forward();
@@ -91,7 +104,7 @@ Loss Model::evaluate(const ModelInput& input, std::span<double> nll) {
 void Model::logits(const ModelInput& input, std::span<const int32_t> rows, Tensor out) {
   ModelInput all = input;
   all.targets = {};
-  begin(all);
+  begin(all, 0);
   SPS_CHECK(int64_t(rows.size()) <= options_.max_rows && out.rows == int64_t(rows.size()));
   std::copy(rows.begin(), rows.end(), passes_[pass_].list(kPicked, options_.max_rows));
   picked_count_ = int64_t(rows.size());
@@ -140,6 +153,7 @@ void Model::collect(Pass& pass) {
 Loss Model::take_loss() {
   collect(passes_[1 - pass_]);  // the older one first
   collect(passes_[pass_]);
+  started_ = false;
   return std::exchange(loss_, {});
 }
 

@@ -10,6 +10,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <tuple>
 
 #include "model/activations.h"
 #include "model/input.h"
@@ -20,6 +21,7 @@
 #include "ops/attention/attention.h"
 #include "ops/gates/gates.h"
 #include "tensor/device.h"
+#include "tensor/graph.h"
 
 namespace sps {
 
@@ -46,8 +48,12 @@ class Model {
   Loss train(const ModelInput& input, double scale);
   // The same in two halves, so that a GPU need not stand still between the passes of a step: the loss of
   // everything started since the last take_loss. `input` may change once start_train has returned.
+  // On a GPU the pass is a graph from the second time on that its shape comes.
   void start_train(const ModelInput& input, double scale);
   Loss take_loss();
+  // On a GPU, [1, 1] f32 there: 1 once a loss of what has been started since the last take_loss is not
+  // finite.
+  Tensor loss_flag() const { return flag_; }
   // Forward only. With `nll` (input.rows() long), every position's loss is written there (0 where none is
   // counted).
   Loss evaluate(const ModelInput& input, std::span<double> nll = {});
@@ -68,7 +74,9 @@ class Model {
   }
   // Of the rotary tables, and of the lists of the pass under way.
   static size_t table_bytes(const ModelConfig& config, DType master);
-  static size_t list_bytes(int64_t rows) { return size_t(kLists * rows) * sizeof(int32_t); }
+  static size_t list_bytes(int64_t rows) {
+    return size_t(kLists * rows) * sizeof(int32_t) + 2 * sizeof(float);
+  }
 
  private:
   // What forward and backward keep about one stream while they walk its blocks.
@@ -84,10 +92,11 @@ class Model {
     bool keys(int64_t b) const { return !(*acts)[size_t(b)].k.empty(); }
   };
 
-  // Lists of one number a row. Positions stand there twice, for both streams.
+  // Lists of one number a row. Positions stand there twice, for both streams. Behind the lists follow the
+  // scale of the loss and, on a GPU, the flag of losses that are not finite.
   enum List : int64_t { kTokens, kStarts, kPositions, kPositionsAgain, kPicked, kTargets, kLists };
   struct Pass {
-    Bytes lists;  // max_rows numbers for each of kTokens .. kTargets
+    Bytes lists;  // max_rows numbers for each of kTokens .. kTargets, and the scale
     Bytes nll;    // of the picked rows
     std::span<const int32_t> picked, targets;
     StreamMark done;
@@ -95,6 +104,7 @@ class Model {
     int32_t* list(List list, int64_t max_rows) const {
       return reinterpret_cast<int32_t*>(lists.data()) + list * max_rows;
     }
+    float* scale(int64_t max_rows) const { return reinterpret_cast<float*>(list(kLists, max_rows)); }
   };
 
   // One FFN reads what the gates make of both streams' rows.
@@ -105,8 +115,10 @@ class Model {
   }
 
   // forward.cpp
-  void begin(const ModelInput& input);
+  void begin(const ModelInput& input, double scale);
+  int64_t rows_to_pick(int64_t scored, int64_t rows) const;
   void put_input();
+  void train_pass();
   void take_nll();
   double nll_at(const Pass& pass, size_t row) const;
   void collect(Pass& pass);
@@ -199,15 +211,19 @@ class Model {
   // The pass under way. Its lists lie where the operations read them.
   ModelInput input_;
   std::span<const int32_t> positions_of_both_, picked_, picked_targets_;
+  Tensor scale_, flag_;
   int64_t picked_count_ = 0;
   bool picked_all_ = true;
   // What a pass brings along from the CPU and leaves there. On a GPU two take turns, so that the next one can
   // be made ready while the last one runs.
   std::array<Pass, 2> passes_;
   size_t pass_ = 0;
-  Bytes indices_;  // on a GPU: the lists of the pass under way
-  Loss loss_;      // of the passes that have been collected
-  Bytes logits_;   // on a GPU: what logits() copies to the caller
+  Bytes indices_;         // on a GPU: the lists of the pass under way
+  bool started_ = false;  // a pass since the last take_loss
+  Loss loss_;             // of the passes that have been collected
+  Bytes logits_;          // on a GPU: what logits() copies to the caller
+  // Of training passes, by all that their launches depend on: sequences, their length, picked rows.
+  StreamGraphs<std::tuple<int64_t, int64_t, int64_t>> graphs_{16};
 };
 
 }  // namespace sps

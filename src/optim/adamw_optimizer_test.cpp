@@ -7,6 +7,8 @@
 #include <limits>
 
 #include "base/rng.h"
+#include "ops/clip/clip.h"
+#include "tensor/device.h"
 
 namespace sps {
 namespace {
@@ -191,6 +193,55 @@ TEST(AdamWOptimizer, LeavesFrozenParametersAlone) {
     for (int p = 1; p < 3; ++p)
       for (int64_t i = 0; i < list[size_t(p)].count(); ++i)
         EXPECT_EQ(store.weight(p).as<float>()[i], whole.weight(p).as<float>()[i]);
+  }
+}
+
+// Norm, clipping and update that nobody waits for, recorded or not, are those of the host to the bit; what is
+// flagged or not finite updates nothing and does not count.
+TEST(AdamWOptimizer, AGpuClipsAsTheHostDoes) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  const Exec ex = open_gpu();
+  const Bytes number(sizeof(float), Memory::device);
+  const Tensor flag{number.data(), 1, 1, 1, DType::f32, Device::cuda};
+  const auto set_flag = [&](float value) { copy_tensor(view(&value, 1, 1), flag); };
+  std::vector<Parameter> list = parameters();
+  list[1].frozen = true;
+  for (const bool graphs : {false, true}) {
+    ParameterStore drawn(list, DType::f32), want(list, DType::bf16, true, Device::cuda),
+        got(list, DType::bf16, true, Device::cuda);
+    want.initialise(3), got.initialise(3);
+    AdamWOptimizer of_host(want), on_gpu(got);
+    const auto moments = [](const AdamWOptimizer& o) {
+      std::vector<float> all;
+      for (const NamedTensor& m : o.named_moments()) {
+        const OnHost there(m.tensor);
+        all.insert(all.end(), there->as<float>(), there->as<float>() + m.tensor.count());
+      }
+      return all;
+    };
+    for (int t = 1; t <= 5; ++t) {
+      random_gradients(drawn, uint64_t(t));
+      copy_tensor(drawn.all_gradients(), want.all_gradients());
+      copy_tensor(drawn.all_gradients(), got.all_gradients());
+      const ops::AdamW settings{.lr = 0.01 * t};
+      const GradientNorm norm = gradient_norm(ex, want);
+      ASSERT_GT(norm.norm, 1);
+      of_host.step(ex, want, settings, ops::clip_factor(norm.norm, 1));
+      on_gpu.start(ex, got, settings, 1, flag, graphs);
+      EXPECT_EQ(on_gpu.take_norm().norm, norm.norm);
+      EXPECT_EQ(got.hash(), want.hash()) << t;
+      EXPECT_EQ(moments(on_gpu), moments(of_host)) << t;
+    }
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const bool bad_loss : {true, false}) {
+      set_flag(bad_loss ? 1 : 0);
+      if (!bad_loss) copy_tensor(view(&nan, 1, 1), got.gradient(2).cols_from(1, 1));
+      on_gpu.start(ex, got, {.lr = 0.1}, 1, flag, graphs);
+      EXPECT_EQ(on_gpu.take_norm().not_finite, bad_loss ? "" : "start");
+      EXPECT_EQ(got.hash(), want.hash());
+      EXPECT_EQ(moments(on_gpu), moments(of_host));
+      EXPECT_EQ(on_gpu.steps(), (std::vector<int64_t>{5, 0, 5}));
+    }
   }
 }
 

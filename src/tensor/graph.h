@@ -3,9 +3,14 @@
 // nothing to record.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <utility>
 
+#include "tensor/device.h"
 #include "tensor/exec.h"
 
 namespace sps {
@@ -32,6 +37,46 @@ class StreamGraph {
  private:
   void* graph_ = nullptr;
   void* stream_ = nullptr;  // where it may be under way; the end of a graph waits for it
+};
+
+// Graphs of work that comes again, by a key that holds all that its launches depend on. Work whose key comes
+// for the first time is issued as it is, by which everything that it needs gets allocated; the second time it
+// is recorded, and from then on started. Graphs name places in scratch: when that has grown they are recorded
+// anew. `most` are kept, those that were used last.
+template <class Key>
+class StreamGraphs {
+ public:
+  explicit StreamGraphs(size_t most) : most_(most) {}
+
+  // On a GPU.
+  void run(const Exec& ex, const Key& key, const std::function<void()>& issue) {
+    const size_t growths = device_scratch_growths();
+    if (std::exchange(growths_, growths) != growths)
+      for (auto& [k, known] : known_) known.graph = {};
+    ++uses_;
+    const auto found = known_.find(key);
+    if (found == known_.end()) {
+      if (known_.size() == most_)
+        known_.erase(std::ranges::min_element(known_, {}, [](const auto& k) { return k.second.last_use; }));
+      issue();
+      known_[key].last_use = uses_;
+      return;
+    }
+    Known& known = found->second;
+    known.last_use = uses_;
+    if (!known.graph) known.graph.record(ex, issue);
+    known.graph.start(ex);
+  }
+
+ private:
+  struct Known {
+    StreamGraph graph;  // none: its work has been issued, but not recorded since scratch grew
+    uint64_t last_use = 0;
+  };
+  size_t most_;
+  std::map<Key, Known> known_;
+  size_t growths_ = 0;
+  uint64_t uses_ = 0;
 };
 
 }  // namespace sps

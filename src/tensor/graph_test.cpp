@@ -63,5 +63,41 @@ TEST_F(StreamGraphTest, WhatIsThrownLeavesTheStreamAsItWas) {
   EXPECT_TRUE(graph);
 }
 
+// What is issued: the work of a new key, twice; then nothing, until scratch grows or others have come.
+TEST_F(StreamGraphTest, KeysAreIssuedThenRecordedThenStarted) {
+  const Exec ex = open_gpu();
+  constexpr size_t kBytes = sizeof(int32_t);
+  Bytes from(kBytes, Memory::pinned), there(kBytes, Memory::device), to(kBytes, Memory::pinned);
+  auto* in = reinterpret_cast<int32_t*>(from.data());
+  const auto* out = reinterpret_cast<const int32_t*>(to.data());
+  StreamGraphs<int> graphs(2);
+  int issued = 0, number = 0;
+  const auto issues_of = [&](int key) {
+    const int before = issued;
+    *in = ++number;
+    graphs.run(ex, key, [&] {
+      ++issued;
+      copy_bytes(ex, there.data(), from.data(), kBytes);
+      copy_bytes(ex, to.data(), there.data(), kBytes);
+    });
+    synchronize(ex);
+    EXPECT_EQ(*out, number);
+    return issued - before;
+  };
+  EXPECT_EQ(issues_of(1), 1);
+  EXPECT_EQ(issues_of(1), 1);
+  EXPECT_EQ(issues_of(1), 0);
+  EXPECT_EQ(issues_of(2), 1);
+  EXPECT_EQ(issues_of(1), 0);
+  EXPECT_EQ(issues_of(3), 1);  // 2 makes room
+  EXPECT_EQ(issues_of(1), 0);
+  EXPECT_EQ(issues_of(3), 1);
+  EXPECT_EQ(issues_of(3), 0);
+  EXPECT_EQ(issues_of(2), 1);  // 1 makes room
+  device_scratch(ex, DeviceSlot::partial, device_scratch_bytes() + 1);
+  EXPECT_EQ(issues_of(3), 1);
+  EXPECT_EQ(issues_of(3), 0);
+}
+
 }  // namespace
 }  // namespace sps

@@ -49,6 +49,7 @@ void bind_rest(OptionTable& t, RunConfig& c) {
   t.add("run.device", &c.run.device, "auto (a GPU if there is one), cpu, cuda");
   t.add("run.dtype", &c.run.dtype, "auto, bf16, f32 (f64: the slow reference)");
   t.add("run.threads", &c.run.threads, "0 = all cores", at_least<int64_t>(0));
+  t.add("run.graphs", &c.run.graphs, "on a GPU: steps as CUDA graphs; the results are the same");
 }
 
 // `family=sps` for `model.family=sps`, and the design's `pred.input` for `model.pred_input`.

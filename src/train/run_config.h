@@ -46,6 +46,7 @@ struct RunConfig {
     std::string device = "auto";
     std::string dtype = "auto";  // auto: bf16 where the CPU has instructions for it, else f32
     int64_t threads = 0;         // 0 = all cores
+    bool graphs = true;          // on a GPU: steps are recorded and started as a whole
   } run;
 
   std::filesystem::path run_dir() const;

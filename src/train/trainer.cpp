@@ -12,11 +12,11 @@
 #include "data/data_tokenizer.h"
 #include "model/flops.h"
 #include "model/load.h"
-#include "ops/clip/clip.h"
 #include "ops/rows/rows.h"
 #include "score/model_input.h"
 #include "tensor/device.h"
 #include "train/metrics.h"
+#include "train/train_step.h"
 
 namespace sps {
 
@@ -116,6 +116,7 @@ void Trainer::build(const ModelConfig& config) {
   options.freeze = freeze_;
   options.device = ex_.device;
   options.recompute = recompute_from_name(config_.train.recompute);
+  options.graphs = config_.run.graphs;
   model_ = std::make_unique<Model>(config, options);
   optimizer_ = std::make_unique<AdamWOptimizer>(model_->store());
 }
@@ -141,41 +142,40 @@ void Trainer::switch_phase() {
 
 Trainer::Step Trainer::step() {
   if (in_first_phase_ && double(tokens()) >= config_.phase.at * double(config_.train.tokens)) switch_phase();
-  const int64_t micro = config_.train.micro_batch;
-  const uint64_t first_sample = uint64_t(step_) * uint64_t(config_.train.global_batch);
-  Step s;
-  for (size_t i = 0; i < micro_batches_.size(); ++i) {
-    sampler_->batch(first_sample + i * uint64_t(micro), micro, starts_);
-    micro_batches_[i].fill(*train_file_, starts_, final_model_.context, special_ids(final_model_));
-    s.scored += micro_batches_[i].scored;
-  }
-
-  ParameterStore& store = model_->store();
-  store.zero_gradients(ex_);
-  for (const Batch& batch : micro_batches_)
-    model_->start_train(model_input(batch), 1.0 / double(std::max<int64_t>(s.scored, 1)));
-  s.loss = model_->take_loss().nll / double(std::max<int64_t>(s.scored, 1));
-  s.lr = schedule_.lr_at(std::max<int64_t>(step_, 1) * batch_tokens());
-
-  const GradientNorm g = gradient_norm(ex_, store);
-  s.grad_norm = g.norm;
-  // Weights and moments are untouched at this point, and the run ends before they would be.
-  if (!std::isfinite(s.loss) || !std::isfinite(g.norm)) {
-    std::string what;
-    if (!std::isfinite(s.loss)) what = fmt::format("the loss is not finite ({})", s.loss);
-    if (!std::isfinite(g.norm))
-      what += fmt::format("{}the gradient of {} is not finite", what.empty() ? "" : ", ",
-                          g.not_finite.empty() ? "all parameters together" : g.not_finite);
-    fail("step {}: {}; {}", step_, what, last_checkpoint_text());
-  }
+  if (prepared_ != step_) prepare(step_);
   const auto& o = config_.optim;
   ops::AdamW settings;
-  settings.lr = s.lr, settings.beta1 = o.beta1, settings.beta2 = o.beta2, settings.eps = o.eps;
+  settings.lr = schedule_.lr_at(std::max<int64_t>(step_, 1) * batch_tokens());
+  settings.beta1 = o.beta1, settings.beta2 = o.beta2, settings.eps = o.eps;
   settings.decay = o.weight_decay;
-  // A batch in which nothing is scored changes nothing.
-  if (s.scored > 0) optimizer_->step(ex_, store, settings, ops::clip_factor(g.norm, o.clip));
+  const StepResult r = train_step(*model_, *optimizer_, micro_batches_, settings, o.clip, [this] {
+    if (step_ + 1 < total_steps()) prepare(step_ + 1);
+    gpu_used_ = gpu_memory_used();  // asking the driver takes a while
+  });
+  // Weights and moments are untouched then.
+  if (!r.finite()) {
+    std::string what;
+    if (!std::isfinite(r.loss)) what = fmt::format("the loss is not finite ({})", r.loss);
+    if (!std::isfinite(r.gradient.norm))
+      what += fmt::format("{}the gradient of {} is not finite", what.empty() ? "" : ", ",
+                          r.gradient.not_finite.empty() ? "all parameters together" : r.gradient.not_finite);
+    fail("step {}: {}; {}", step_, what, last_checkpoint_text());
+  }
   ++step_;
-  return s;
+  return {r.loss, r.gradient.norm, settings.lr, r.scored};
+}
+
+// Reads the micro-batches of a step.
+void Trainer::prepare(int64_t step) {
+  const int64_t micro = config_.train.micro_batch;
+  uint64_t sample = uint64_t(step) * uint64_t(config_.train.global_batch);
+  prepared_ = -1;  // what follows may throw
+  for (Batch& batch : micro_batches_) {
+    sampler_->batch(sample, micro, starts_);
+    batch.fill(*train_file_, starts_, final_model_.context, special_ids(final_model_));
+    sample += uint64_t(micro);
+  }
+  prepared_ = step;
 }
 
 Score Trainer::validate() {
@@ -300,7 +300,7 @@ void Trainer::record_step(MetricsLog& metrics, const Step& s, double seconds) {
                               {"model_flops_per_second", rate * flops},
                               {"peak_memory_bytes", peak_memory_bytes()}};
   if (ex_.device == Device::cuda)
-    line.update({{"gpu_peak_bytes", device_peak_bytes()}, {"gpu_used_bytes", gpu_memory_used()}});
+    line.update({{"gpu_peak_bytes", device_peak_bytes()}, {"gpu_used_bytes", gpu_used_}});
   metrics.write(line);
 }
 

@@ -1,7 +1,9 @@
 // Training on a GPU: it follows the CPU, gives the same bits every time, and continues to the same bytes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/test_dir.h"
 #include "base/test_files.h"
@@ -132,6 +134,61 @@ TEST_F(GpuTrainerTest, ContinuesToTheSameBytesFromAnyStep) {
       EXPECT_GT(compared, 0u);
     }
   }
+}
+
+// Two micro-batches a step, in each of which another number of rows carries a loss; one model changes on the
+// way.
+TEST_F(GpuTrainerTest, GraphsChangeNoBit) {
+  for (const char* dtype : {"f32", "bf16"})
+    for (const char* family : {"standard", "sps", "free_pause", "free_pause_pooled_token", "sequential"}) {
+      const std::string name = std::string(dtype) + "-" + family;
+      const bool pooled = name.find("pooled") != std::string::npos;
+      RunConfig c = run("graphs-" + name, pooled ? "free_pause" : family, dtype);
+      if (pooled) c.model.ffn = "pooled", c.model.pred_input = "token";
+      if (std::string(family) == "sequential") c.model.window = kWindowAuto;
+      if (std::string(family) == "sps") c.phase.at = 0.5, c.train.recompute = "block";
+      c.train.eval_every_tokens = c.train.save_every_tokens = 4 * 640;
+      RunConfig plain = c;
+      plain.run.graphs = false, plain.run.dir = (dir_ / ("plain-" + name)).string();
+      Trainer with(c), without(plain);
+      const auto got = take_steps(with, 12), want = take_steps(without, 12);
+      for (size_t i = 0; i < want.size(); ++i) {
+        EXPECT_EQ(got[i].loss, want[i].loss) << name << ", step " << i;
+        EXPECT_EQ(got[i].grad_norm, want[i].grad_norm) << name << ", step " << i;
+      }
+      EXPECT_EQ(with.model().store().hash(), without.model().store().hash()) << name;
+      Trainer(c).run();
+      Trainer(plain).run();
+      const auto files = folder_content(c.run_dir() / "checkpoints"),
+                 same = folder_content(plain.run_dir() / "checkpoints");
+      EXPECT_GT(files.size(), 0u);
+      EXPECT_EQ(files.size(), same.size());
+      for (const auto& [file, bytes] : files) EXPECT_TRUE(same.at(file) == bytes) << name << ": " << file;
+    }
+}
+
+// A loss or a gradient that is not finite ends the run, and weights and moments are what they were.
+TEST_F(GpuTrainerTest, WhatIsNotFiniteUpdatesNothing) {
+  for (const bool graphs : {true, false})
+    for (const char* poisoned : {"state.1.out", "final_norm"}) {
+      RunConfig c = run(fmt::format("poison-{}-{}", poisoned, graphs), "sps", "bf16");
+      c.run.graphs = graphs;
+      Trainer t(c);
+      take_steps(t, 4);
+      ParameterStore& store = t.model().store();
+      const std::vector<Parameter>& list = store.list();
+      const auto at =
+          std::ranges::find_if(list, [&](const Parameter& p) { return p.name == poisoned; }) - list.begin();
+      const Tensor weight = store.weight(int(at));
+      const float infinite = std::numeric_limits<float>::infinity();
+      Tensor one = weight.rows_from(0, 1).cols_from(0, 1);
+      copy_tensor(view(&infinite, 1, 1), one);
+      store.round();
+      const uint64_t before = store.hash();
+      EXPECT_THROW(t.step(), Error) << poisoned;
+      EXPECT_EQ(store.hash(), before) << poisoned;
+      EXPECT_EQ(t.steps(), 4);
+    }
 }
 
 // Once a step has run, nothing is allocated any more.

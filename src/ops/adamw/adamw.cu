@@ -23,6 +23,8 @@ struct Updates {
   static constexpr int kMost = 36;
   Update at[kMost];
   int count = 0;
+  const AdamWStep* steps = nullptr;  // of these updates, in place of their own
+  const float* scale = nullptr;
 };
 static_assert(sizeof(Updates) <= 4000);
 
@@ -35,13 +37,24 @@ __device__ void update(const AdamWStep& s, float grad, float& w, float& m, float
   w -= s.rate * m / (sqrtf(v) * s.correct + s.eps) + s.decay * w;
 }
 
+__device__ AdamWStep step_of(const Updates& updates, int which) {
+  if (updates.steps == nullptr) return updates.at[which].step;
+  AdamWStep step = updates.steps[which];
+  step.scale = *updates.scale;
+  return step;
+}
+__device__ bool skipped(const Updates& updates, const AdamWStep& step) {
+  return updates.steps != nullptr && step.scale < 0;
+}
+
 __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ Updates updates) {
   int which = 0;
   while (which + 1 < updates.count && updates.at[which + 1].first_block <= blockIdx.x) ++which;
   const Update& u = updates.at[which];
-  const AdamWStep step = u.step;
   const int64_t begin = int64_t(blockIdx.x - u.first_block) * kBlockNumbers;
   if (!u.wide || begin + kBlockNumbers > u.n) {
+    const AdamWStep step = step_of(updates, which);
+    if (skipped(updates, step)) return;
     const int64_t end = begin + kBlockNumbers < u.n ? begin + kBlockNumbers : u.n;
     for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
       float w = u.w[i], m = u.m[i], v = u.v[i];
@@ -60,6 +73,8 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
     load(u.m + i, m[k]);
     load(u.v + i, v[k]);
   }
+  const AdamWStep step = step_of(updates, which);  // beside what is under way
+  if (skipped(updates, step)) return;
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
     const int64_t i = begin + (k * kThreads + threadIdx.x) * kWidth;
@@ -74,17 +89,20 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
 
 }  // namespace
 
-void adamw_cuda(const Exec& ex, std::span<const AdamWUpdate> updates) {
+void adamw_cuda(const Exec& ex, std::span<const AdamWUpdate> updates, const AdamWStep* steps,
+                const float* scale) {
   Updates batch{};
+  batch.steps = steps, batch.scale = scale;
   int64_t blocks = 0;
   const auto launch = [&] {
-    if (batch.count == 0) return;
-    update_kernel<<<unsigned(blocks), kThreads, 0, stream_of(ex)>>>(batch);
-    SPS_LAUNCHED();
+    if (blocks > 0) {
+      update_kernel<<<unsigned(blocks), kThreads, 0, stream_of(ex)>>>(batch);
+      SPS_LAUNCHED();
+    }
+    if (steps != nullptr) batch.steps += batch.count;
     batch.count = 0, blocks = 0;
   };
   for (const auto& [settings, w, grad, m, v, w_act] : updates) {
-    if (w.empty()) continue;
     const bool aligned = [](auto... t) {
       return ((reinterpret_cast<uintptr_t>(t.data) % (kWidth * dtype_size(t.dtype)) == 0) && ...);
     }(w, grad, m, v, w_act);

@@ -7,6 +7,7 @@
 //          the new weights rounded to bf16.  t counts from 1. `scale` carries gradient clipping.
 #pragma once
 
+#include <cmath>
 #include <span>
 
 #include "tensor/exec.h"
@@ -27,5 +28,27 @@ struct AdamWUpdate {
   Tensor w, grad, m, v, w_act;
 };
 void adamw(const Exec& ex, std::span<const AdamWUpdate> updates);
+
+// The scalars of a step in f32, folded in double and rounded once.
+struct AdamWStep {
+  float scale, beta1, grad1, beta2, grad2, rate, correct, eps, decay;
+
+  AdamWStep() = default;
+  explicit AdamWStep(const AdamW& p)
+      : scale(float(p.scale)),
+        beta1(float(p.beta1)),
+        grad1(float(1 - p.beta1)),
+        beta2(float(p.beta2)),
+        grad2(float(1 - p.beta2)),
+        rate(float(p.lr / (1 - std::pow(p.beta1, double(p.t))))),
+        correct(float(1 / std::sqrt(1 - std::pow(p.beta2, double(p.t))))),
+        eps(float(p.eps)),
+        decay(float(p.lr * p.decay)) {}
+};
+
+// On a GPU, for steps that are recorded: the settings, one for each update, and what stands in place of their
+// `scale` ([1, 1] f32) are read there when the step runs. A scale below 0 leaves everything as it is.
+void adamw(const Exec& ex, std::span<const AdamWUpdate> updates, std::span<const AdamWStep> steps,
+           Tensor scale);
 
 }  // namespace sps::ops

@@ -184,6 +184,55 @@ TEST(AdamW, ManyAtOnceAreTheSameOneByOne) {
   }
 }
 
+// Of more tensors than one launch takes. Below 0 the factor leaves all of them alone.
+TEST(AdamW, SettingsThatLieOnAGpuAreThoseOfTheCall) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  std::vector<State> told, there;
+  std::vector<AdamWStep> steps;
+  const auto settings = [](int64_t i) {
+    return AdamW{.lr = 1e-3, .decay = i % 2 == 0 ? 0.1 : 0, .t = 1 + i, .scale = 0.3};
+  };
+  for (int64_t i = 0; i < 80; ++i) {
+    for (std::vector<State>* states : {&told, &there}) {
+      states->emplace_back(DType::f32, i == 70 ? 9000 : i * 37);
+      states->back().grad.randomise(uint64_t(i), "grad");
+    }
+    AdamW other = settings(i);
+    other.scale = 7;  // nobody's
+    steps.emplace_back(other);
+  }
+  const auto run_there = [&](double factor) {
+    Matrix scale(DType::f32, 1, 1);
+    scale.set(0, 0, factor);
+    OnDevice on(Device::cuda);
+    std::vector<AdamWUpdate> updates;
+    for (const State& s : there) updates.push_back({{}, on(s.w), on(s.grad), on(s.m), on(s.v), on(s.w_act)});
+    const auto bytes = std::as_writable_bytes(std::span(steps));
+    const Tensor list = on(view(bytes.data(), 1, 0), bytes);
+    adamw(on.exec(), updates, {static_cast<const AdamWStep*>(list.data), steps.size()}, on(scale));
+  };
+  const auto all_bits = [](const std::vector<State>& states) {
+    std::string all;
+    for (const State& s : states) all += bits(s.w) + bits(s.m) + bits(s.v) + bits(s.w_act);
+    return all;
+  };
+  const std::string before = all_bits(there);
+  run_there(-1);
+  EXPECT_TRUE(before == all_bits(there));
+  run_there(0.3);
+  {
+    OnDevice on(Device::cuda);
+    std::vector<AdamWUpdate> updates;
+    for (size_t i = 0; i < told.size(); ++i) {
+      const State& s = told[i];
+      updates.push_back({settings(int64_t(i)), on(s.w), on(s.grad), on(s.m), on(s.v), on(s.w_act)});
+    }
+    adamw(on.exec(), updates);
+  }
+  EXPECT_FALSE(before == all_bits(there));
+  EXPECT_TRUE(all_bits(told) == all_bits(there));
+}
+
 TEST(AdamW, SameBitsForAnyNumberOfThreads) {
   const int threads = thread_count();
   State one(DType::f32, 100001), two(DType::f32, 100001);

@@ -94,6 +94,31 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) totals[which] = sum;
 }
 
+// Nobody minds who writes the one.
+__global__ void __launch_bounds__(kThreads) flag_kernel(const float* x, int64_t count, float* flag) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count && !isfinite(x[i])) *flag = 1;
+}
+
+// One thread adds, in the order and with the roundings of a host that is given the sums.
+__global__ void __launch_bounds__(kThreads)
+    factor_kernel(const double* sums, int64_t count, const float* flag, double limit, float* factor) {
+  __shared__ double some[kThreads];
+  double squares = 0;
+  for (int64_t first = 0; first < count; first += kThreads) {
+    const int64_t n = count - first < kThreads ? count - first : kThreads;
+    if (threadIdx.x < n) some[threadIdx.x] = sums[first + threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (int64_t i = 0; i < n; ++i) squares += some[i];
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  const double norm = sqrt(squares);
+  const bool skip = !isfinite(norm) || *flag != 0;
+  *factor = skip ? -1.0F : limit > 0 && norm > limit ? float(limit / norm) : 1.0F;
+}
+
 struct Batch {
   Matrices matrices{};
   int64_t blocks = 0;
@@ -111,7 +136,7 @@ struct Batch {
 
 }  // namespace
 
-void sums_of_squares_cuda(const Exec& ex, std::span<const Tensor> xs, std::span<double> sums) {
+void sums_of_squares_cuda(const Exec& ex, std::span<const Tensor> xs, Tensor sums) {
   if (xs.empty()) return;
   std::vector<Batch> batches(1);
   int64_t most = 0;
@@ -120,9 +145,9 @@ void sums_of_squares_cuda(const Exec& ex, std::span<const Tensor> xs, std::span<
     batches.back().add(x);
     most = std::max(most, batches.back().blocks);
   }
-  auto* totals = reinterpret_cast<double*>(
-      device_scratch(ex, DeviceSlot::partial, (xs.size() + size_t(most)) * sizeof(double)));
-  double* partials = totals + xs.size();
+  auto* totals = sums.as<double>();
+  auto* partials =
+      reinterpret_cast<double*>(device_scratch(ex, DeviceSlot::partial, size_t(most) * sizeof(double)));
   int64_t done = 0;
   for (const Batch& batch : batches) {
     if (batch.blocks > 0) {
@@ -134,8 +159,18 @@ void sums_of_squares_cuda(const Exec& ex, std::span<const Tensor> xs, std::span<
     SPS_LAUNCHED();
     done += batch.matrices.count;
   }
-  copy_bytes(ex, sums.data(), totals, sums.size_bytes());
-  synchronize(ex);
+}
+
+void flag_not_finite_cuda(const Exec& ex, Tensor x, Tensor flag) {
+  flag_kernel<<<unsigned(ceil_div(x.count(), kThreads)), kThreads, 0, stream_of(ex)>>>(
+      x.as<float>(), x.count(), flag.as<float>());
+  SPS_LAUNCHED();
+}
+
+void clip_factor_cuda(const Exec& ex, Tensor sums, Tensor flag, double limit, Tensor factor) {
+  factor_kernel<<<1, kThreads, 0, stream_of(ex)>>>(sums.as<double>(), sums.count(), flag.as<float>(), limit,
+                                                   factor.as<float>());
+  SPS_LAUNCHED();
 }
 
 }  // namespace sps::ops

@@ -17,4 +17,14 @@ double sum_of_squares(const Exec& ex, Tensor x);  // x: any number of rows, f32 
 std::vector<double> sums_of_squares(const Exec& ex, std::span<const Tensor> xs);
 double clip_factor(double norm, double limit);
 
+// On a GPU, the same for nobody to wait: everything stays there.
+//   sums    [1, n] f64, one sum of squares of each of n tensors
+//   flag    [1, 1] f32, 0; becomes 1 where a number of x is not finite
+//   factor  [1, 1] f32, clip_factor of the square root of all sums added up in order, to the same bit; -1,
+//   and
+//           the step must be skipped, where that root is not finite or the flag has been set
+void sums_of_squares(const Exec& ex, std::span<const Tensor> xs, Tensor sums);
+void flag_not_finite(const Exec& ex, Tensor x, Tensor flag);
+void clip_factor(const Exec& ex, Tensor sums, Tensor flag, double limit, Tensor factor);
+
 }  // namespace sps::ops

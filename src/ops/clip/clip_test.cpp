@@ -112,6 +112,71 @@ TEST(Clip, SameBitsForAnyNumberOfThreads) {
   set_thread_count(threads);
 }
 
+// Sums, norm and factor that stay on a GPU are what the host would make of them, to the bit.
+TEST(Clip, FactorOnAGpuIsThatOfTheHost) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  std::vector<Matrix> xs;
+  for (int64_t i = 0; i < 300; ++i) {
+    xs.emplace_back(DType::f32, 1 + i % 3, i == 61 ? 40'000 : i);
+    xs.back().randomise(uint64_t(i), "x", 0.1);
+  }
+  Matrix sums(DType::f64, 1, int64_t(xs.size())), flag(DType::f32, 1, 1), factor(DType::f32, 1, 1);
+  std::vector<double> want;
+  const auto factor_of = [&](double limit) {
+    OnDevice on(Device::cuda);
+    std::vector<Tensor> tensors;
+    for (const Matrix& x : xs) tensors.push_back(on(x));
+    want = sums_of_squares(on.exec(), tensors);
+    sums_of_squares(on.exec(), tensors, on(sums));
+    clip_factor(on.exec(), on(sums), on(flag), limit, on(factor));
+  };
+  for (const double limit : {0.0, 1.0, 2.5, 1e9}) {
+    factor_of(limit);
+    double squares = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_EQ(sums.get(0, int64_t(i)), want[i]) << i;
+      squares += want[i];
+    }
+    EXPECT_EQ(factor.get(0, 0), double(float(clip_factor(std::sqrt(squares), limit)))) << limit;
+  }
+  flag.set(0, 0, 1);
+  factor_of(1);
+  EXPECT_EQ(factor.get(0, 0), -1);
+  flag.set(0, 0, 0);
+  for (const double bad : {double(NAN), double(INFINITY)}) {
+    xs[61].set(0, 39'999, bad);
+    factor_of(1);
+    EXPECT_EQ(factor.get(0, 0), -1);
+  }
+}
+
+TEST(Clip, FlagIsSetByWhatIsNotFinite) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  Matrix x(DType::f32, 1000, 1), flag(DType::f32, 1, 1);
+  x.fill(3e38);
+  const auto flag_of = [&](int64_t at, double value) {
+    flag.set(0, 0, 0);
+    x.set(at, 0, value);
+    {
+      OnDevice on(Device::cuda);
+      flag_not_finite(on.exec(), on(x), on(flag));
+    }
+    x.set(at, 0, 0);
+    return flag.get(0, 0);
+  };
+  EXPECT_EQ(flag_of(0, -3e38), 0);
+  for (const int64_t at : {0, 256, 999})
+    for (const double bad : {double(NAN), double(INFINITY), -double(INFINITY)})
+      EXPECT_EQ(flag_of(at, bad), 1) << at;
+  Matrix nothing(DType::f32, 0, 1);
+  flag.set(0, 0, 0);
+  {
+    OnDevice on(Device::cuda);
+    flag_not_finite(on.exec(), on(nothing), on(flag));
+  }
+  EXPECT_EQ(flag.get(0, 0), 0);
+}
+
 TEST(Clip, Factor) {
   EXPECT_EQ(clip_factor(4, 1), 0.25);
   EXPECT_EQ(clip_factor(0.5, 1), 1);

@@ -18,6 +18,7 @@ void run(const Exec& ex, const HeadLoss& l) {
     SPS_CHECK(l.dx.rows == l.x.rows && l.dx.cols == l.x.cols && l.dx.dtype == act);
     SPS_CHECK(l.dw.rows == l.w.rows && l.dw.cols == l.w.cols && l.dw.dtype == sum);
     SPS_CHECK(l.dx.device == ex.device && l.dw.device == ex.device);
+    SPS_CHECK(l.scale.dtype == DType::f32 && l.scale.count() == 1 && l.scale.device == ex.device);
   }
   if (l.x.rows == 0) return;
   SPS_CHECK(l.x.cols > 0);
@@ -40,7 +41,7 @@ void head_loss_forward(const Exec& ex, Tensor x, Tensor w, std::span<const int32
   run(ex, l);
 }
 
-void head_loss_train(const Exec& ex, Tensor x, Tensor w, std::span<const int32_t> targets, float scale,
+void head_loss_train(const Exec& ex, Tensor x, Tensor w, std::span<const int32_t> targets, Tensor scale,
                      Tensor nll, Tensor dx, Tensor dw) {
   run(ex, {x, w, targets, nll, scale, dx, dw, true});
 }

@@ -105,7 +105,7 @@ struct Rows {
   const int32_t* targets;
   float* nll;
   int64_t nll_stride;
-  float scale;
+  const float* scale;
   int kept;  // units of 4 logits that wait in shared memory: all, or a multiple of the threads
 };
 
@@ -188,12 +188,12 @@ __global__ void __launch_bounds__(kMostThreads, 1) loss_of_rows(Rows r, T* d_log
       if (thread == 0) r.nll[row * r.nll_stride] = logf(all.sum) + (all.most - target_logit);
 
       if (kTrain) {
-        const float base = Softmax::base_of(all.most), factor = r.scale / all.sum;
+        const float scale = *r.scale, base = Softmax::base_of(all.most), factor = scale / all.sum;
         const auto write = [&](int unit, float4 v) {
           float d[4] = {factor * exp_of(v.x - base), factor * exp_of(v.y - base), factor * exp_of(v.z - base),
                         factor * exp_of(v.w - base)};
 #pragma unroll
-          for (int i = 0; i < 4; ++i) d[i] -= 4 * unit + i == target ? r.scale : 0.0F;
+          for (int i = 0; i < 4; ++i) d[i] -= 4 * unit + i == target ? scale : 0.0F;
           store_4(gradient + 4 * unit, d);
         };
         for_parts([&](int p) {
@@ -242,6 +242,7 @@ template <class T>
 void head_loss_of(const Exec& ex, const HeadLoss& l) {
   const int64_t rows = l.x.rows, vocab = l.w.rows;
   const HeadCuts cuts = head_cuts(rows, vocab, l.x.dtype, l.train);
+  const float* scale = l.train ? l.scale.as<float>() : nullptr;
   std::byte* scratch = device_scratch(ex, DeviceSlot::rows, head_scratch_bytes(cuts, l.x.dtype, l.train));
   auto* logits = reinterpret_cast<float*>(scratch);
   auto* d_logits = l.train ? reinterpret_cast<T*>(scratch + head_logits_bytes(cuts)) : nullptr;
@@ -256,7 +257,7 @@ void head_loss_of(const Exec& ex, const HeadLoss& l) {
       product_cuda(ex, l.x.rows_from(row, n), Transposed::no, l.w, Transposed::yes, matrix(logits, n),
                    Accumulate::no);
       const Rows r{logits,       cuts.stride, n, int(vocab), l.targets.data() + row, l.nll.row<float>(row),
-                   l.nll.stride, l.scale,     0};
+                   l.nll.stride, scale,       0};
       if (l.train)
         launch<T, true>(ex, r, d_logits + first * cuts.stride);
       else

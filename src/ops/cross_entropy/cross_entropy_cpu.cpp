@@ -86,6 +86,7 @@ class Head {
   void d_logits_of(const float* exps, float most, const RowState& s, int64_t row, int64_t b, T* out) const;
 
   const HeadLoss& l_;
+  float scale_ = 0;
   int64_t rows_, vocab_, d_, blocks_, chunk_, group_;
   bool packed_;
   std::shared_ptr<const Gemm> logits_[4], dx_[8];
@@ -107,6 +108,7 @@ Head<T>::Head(const HeadLoss& loss)
   group_ = rows_;
   chunk_ = kEvaluationRows;
   if (l_.train) {
+    scale_ = *l_.scale.as<float>();
     // Long chunks read w less often, several chunks of equal size per group keep all threads busy.
     const auto fitting = int64_t(kGroupBytes / (size_t(vocab_) * sizeof(T)));
     const int64_t step = fitting >= 256 ? 256 : 64;
@@ -185,11 +187,11 @@ void Head<T>::d_logits_of(const float* exps, float most, const RowState& s, int6
     std::fill_n(out, n, T(0.0F));
     return;
   }
-  const float to_softmax = fast_exp(most - s.most) / s.sum, factor = l_.scale * to_softmax;
+  const float to_softmax = fast_exp(most - s.most) / s.sum, factor = scale_ * to_softmax;
   for_lanes(n,
             [&](int64_t i, auto mask) { store_lanes(out + i, load_lanes(exps + i, mask) * factor, mask); });
   if (const int64_t at = target - block_begin(b); at >= 0 && at < n)
-    out[at] = T(l_.scale * (exps[at] * to_softmax - 1.0F));
+    out[at] = T(scale_ * (exps[at] * to_softmax - 1.0F));
 }
 
 // d_logits [rows, vocab] of this chunk are kept for dw.

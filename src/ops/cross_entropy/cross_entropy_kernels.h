@@ -9,8 +9,7 @@ struct HeadLoss {
   Tensor x, w;
   std::span<const int32_t> targets;
   Tensor nll;
-  float scale = 0;
-  Tensor dx, dw;
+  Tensor scale, dx, dw;
   bool train = false;  // whether dx and dw are wanted
 };
 

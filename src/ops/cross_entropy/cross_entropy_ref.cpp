@@ -8,6 +8,7 @@ namespace sps::ops {
 
 void head_loss_ref(const HeadLoss& l) {
   const int64_t vocab = l.w.rows, d = l.x.cols;
+  const double scale = l.train ? double(*l.scale.as<float>()) : 0;
   std::vector<double> logits(static_cast<size_t>(vocab));
   for (int64_t r = 0; r < l.x.rows; ++r) {
     const int32_t target = l.targets[size_t(r)];
@@ -28,7 +29,7 @@ void head_loss_ref(const HeadLoss& l) {
     if (!l.train) continue;
 
     for (int64_t v = 0; v < vocab; ++v) {
-      const double d_logit = l.scale * (std::exp(logits[size_t(v)] - most) / sum - (v == target ? 1 : 0));
+      const double d_logit = scale * (std::exp(logits[size_t(v)] - most) / sum - (v == target ? 1 : 0));
       for (int64_t i = 0; i < d; ++i) {
         dx[i] += d_logit * l.w.row<double>(v)[i];
         l.dw.row<double>(v)[i] += d_logit * x[i];

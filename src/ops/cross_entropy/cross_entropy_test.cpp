@@ -14,17 +14,17 @@ namespace {
 // Everything a call reads and writes. Every fifth row carries no loss.
 struct Case {
   int64_t rows, d, vocab;
-  float scale;
-  Matrix x, w, nll, dx, dw;
+  Matrix scale, x, w, nll, dx, dw;
   std::vector<int32_t> targets;
 
   Case(DType act, int64_t rows_in, int64_t d_in, int64_t vocab_in, bool padded = false, double std = 1)
       : rows(rows_in),
         d(d_in),
         vocab(vocab_in),
-        scale(rows > 0 ? 1.0F / float(rows) : 1.0F),
+        scale(DType::f32, 1, 1),
         x(act, rows, d, padded ? d + 5 : 0),
         w(act, vocab, d, padded ? d + 3 : 0) {
+    scale.set(0, 0, rows > 0 ? 1.0 / double(rows) : 1.0);
     x.randomise(3, "x", std);
     w.randomise(3, "w", 1 / std::sqrt(double(d)));
     make_results(act == DType::f64 ? DType::f64 : DType::f32, padded);
@@ -42,13 +42,14 @@ struct Case {
   // The same numbers in f64.
   Case in_f64() const {
     Case c = *this;
+    c.scale = scale.to(DType::f32);
     c.x = x.to(DType::f64), c.w = w.to(DType::f64);
     c.nll = nll.to(DType::f64), c.dx = dx.to(DType::f64), c.dw = dw.to(DType::f64);
     return c;
   }
   void train(Device device = Device::cpu) {
     OnDevice on(device);
-    head_loss_train(on.exec(), on(x), on(w), on.ids(targets), scale, on(nll), on(dx), on(dw));
+    head_loss_train(on.exec(), on(x), on(w), on.ids(targets), on(scale), on(nll), on(dx), on(dw));
   }
   void forward(Device device = Device::cpu) {
     OnDevice on(device);
@@ -143,7 +144,7 @@ TEST(CrossEntropy, ReferenceGradients) {
   const auto loss = [&] {
     c.forward();
     double sum = 0;
-    for (int64_t r = 0; r < c.rows; ++r) sum += double(c.scale) * c.nll.get(r, 0);
+    for (int64_t r = 0; r < c.rows; ++r) sum += c.scale.get(0, 0) * c.nll.get(r, 0);
     return sum;
   };
   expect_gradient(loss, c.x, c.dx, "dx");
