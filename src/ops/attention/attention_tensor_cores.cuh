@@ -84,6 +84,10 @@ __device__ inline void load_tile(char* tile, const HeadRows& from, int first, in
 __device__ inline uint32_t nonfinite(uint32_t x) {
   return ((x & 0x7F807F80U) + 0x00800080U) & 0x80008000U;
 }
+// Zeros in the place of those.
+__device__ inline uint32_t finite(uint32_t two) {
+  return two & ~((nonfinite(two) >> 15) * 0xFFFFU);
+}
 
 // Where a tile's rows are not all seen by all rows of the other side, what is masked has the weight 0, and
 // 0 * NaN would spread. There the numbers that are not finite are taken out before the product and reach
@@ -99,10 +103,9 @@ __device__ inline bool has_nonfinite(const char* tile) {
 }
 template <int D, int kRows>
 __device__ inline void clean_tile(char* tile) {
-  const auto clean = [](uint32_t two) { return two & ~((nonfinite(two) >> 15) * 0xFFFFU); };
   Chunks<D>().template for_each<kRows>([&](int, int, int offset) {
     uint4& x = *reinterpret_cast<uint4*>(tile + offset);
-    x = make_uint4(clean(x.x), clean(x.y), clean(x.z), clean(x.w));
+    x = make_uint4(finite(x.x), finite(x.y), finite(x.z), finite(x.w));
   });
 }
 

@@ -182,6 +182,14 @@ void launch_keep(const Exec& ex, const Keep& keep, int64_t pairs, const DecodeSt
 
 }  // namespace
 
+std::optional<Problem> rotated_problem(const DecodeShape& shape, const DecodeStep& step,
+                                       const DecodeQuerySet& queries, const DecodeKeySets& keys,
+                                       const DecodeRotation& rotation) {
+  Problem p = make_problem(shape, step, queries, keys);
+  if (p.streams == 0 || p.dtype != DType::bf16 || !add_rotation(p, step, queries, keys, rotation)) return {};
+  return p;
+}
+
 }  // namespace decode
 
 void decode_attention_cuda(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
@@ -196,16 +204,15 @@ void decode_attention_cuda(const Exec& ex, const DecodeShape& shape, const Decod
 bool decode_attention_rotates_cuda(const DecodeShape& shape, const DecodeStep& step,
                                    const DecodeQuerySet& queries, const DecodeKeySets& keys,
                                    const DecodeRotation& rotation) {
-  decode::Problem p = decode::make_problem(shape, step, queries, keys);
-  return p.streams > 0 && p.dtype == DType::bf16 && decode::add_rotation(p, step, queries, keys, rotation);
+  return decode::rotated_problem(shape, step, queries, keys, rotation).has_value();
 }
 
 void decode_attention_rotated_cuda(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
                                    const DecodeQuerySet& queries, const DecodeKeySets& keys,
                                    const DecodeRotation& rotation) {
-  decode::Problem p = decode::make_problem(shape, step, queries, keys);
-  SPS_CHECK(decode::add_rotation(p, step, queries, keys, rotation));
-  if (p.runs > 0) decode::attend_split(ex, p);
+  const std::optional<decode::Problem> p = decode::rotated_problem(shape, step, queries, keys, rotation);
+  SPS_CHECK(p);
+  if (p->runs > 0) decode::attend_split(ex, *p);
 }
 
 void keep_keys_cuda(const Exec& ex, int64_t head_dim, const DecodeStep& step,

@@ -1,5 +1,5 @@
-// Any shape, in plain f32 arithmetic: a block for each query and head. A thread has one key of a chunk while
-// scores are made, and columns of the values while they are added up.
+// Any shape, in plain f32 arithmetic: a block for each query and head. A thread has one key of a chunk (of
+// its own size) while scores are made, and columns of the values while they are added up.
 #include <cmath>
 
 #include "ops/decode_attention/decode_attention_cuda.cuh"
@@ -8,7 +8,7 @@ namespace sps::ops::decode {
 
 namespace {
 
-constexpr int kThreads = kChunk;
+constexpr int kThreads = 128;
 
 template <class T>
 __device__ float dot(const float* q, const T* k, int n) {
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__
   const int run = int(blockIdx.z), key_head = int(blockIdx.y), me = int(threadIdx.x);
   const Query query(p, run, key_head, int(blockIdx.x));
   if (!query.live) return;
-  __shared__ float weight[kChunk], tops[kThreads / kWarp];
-  __shared__ const T* value[kChunk];
+  __shared__ float weight[kThreads], tops[kThreads / kWarp];
+  __shared__ const T* value[kThreads];
   extern __shared__ float vectors[];  // the query, the sum of the values
   float *q = vectors, *total = vectors + p.head_dim;
   for (int d = me; d < p.head_dim; d += kThreads) q[d] = to_float(query.q<T>(p)[d]), total[d] = 0;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__
     const Interval seen = query.keys(p, run, set);
     if (seen.end <= seen.begin) continue;
     const RowSource<T> keys = keys_of<T>(p, set, key_head), values = values_of<T>(p, set, key_head);
-    for (int first = seen.begin / kChunk * kChunk; first < seen.end; first += kChunk) {
+    for (int first = seen.begin / kThreads * kThreads; first < seen.end; first += kThreads) {
       __syncthreads();  // the chunk before has been added up, the query is there
       const int position = first + me;
       float score = -INFINITY;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__
       weight[me] = exp2f(__fsub_rn(score, base_of(top)));
       const float sum = block_sum<kThreads>(weight[me]);  // ends with a barrier
       const Factors f = join(state, {top, sum});
-      const int begin = max(seen.begin - first, 0), end = min(seen.end - first, kChunk);
+      const int begin = max(seen.begin - first, 0), end = min(seen.end - first, kThreads);
       for (int d = me; d < p.head_dim; d += kThreads) {
         float fresh = 0;
 #pragma unroll 4

@@ -163,9 +163,14 @@ struct Factors {
     return __fmaf_rn(fresh, now, __fmul_rn(total, old));
   }
 };
+// Where `top` is the larger of both.
+__device__ inline Factors factors_of(float old_top, float fresh_top, float top) {
+  const float base = base_of(top);
+  return {fast_exp2(__fsub_rn(old_top, base)), fast_exp2(__fsub_rn(fresh_top, base))};
+}
 __device__ inline Factors join(Softmax& total, const Softmax& fresh) {
-  const float top = fmaxf(total.top, fresh.top), base = base_of(top);
-  const Factors f{fast_exp2(__fsub_rn(total.top, base)), fast_exp2(__fsub_rn(fresh.top, base))};
+  const float top = fmaxf(total.top, fresh.top);
+  const Factors f = factors_of(total.top, fresh.top, top);
   total = {top, f.join(total.sum, fresh.sum)};
   return f;
 }

@@ -9,6 +9,8 @@
 // its own, and chunks are joined in order, set after set. So the bits do not depend on who takes which chunk.
 #pragma once
 
+#include <optional>
+
 #include "ops/attention/attention_cuda.h"
 #include "ops/decode_attention/decode_attention_kernels.h"
 
@@ -16,7 +18,8 @@ namespace sps::ops::decode {
 
 using attention::DeviceBand;
 
-constexpr int kChunk = 128;
+constexpr int kChunk = 64;
+constexpr int kQueryTile = 8;          // queries that share what tensor cores do
 constexpr int kMostTurnedQueries = 8;  // that share a key, where rows are turned on their way
 
 struct DeviceStream {
@@ -68,6 +71,28 @@ struct Problem {
   bool turns = false;    // queries and keys are turned, and keys kept
   Rotation rotation;
 };
+
+// What chunks leave for a tile of queries until they are joined, one chunk after the other: the softmax of
+// every query, then its sums. A tile is up to kQueryTile queries of a run of one position and a key head.
+struct Partials {
+  float* data = nullptr;
+  unsigned* done = nullptr;  // by tile: chunks that are there; 0 between calls
+  int32_t queries = 0;       // room for so many
+  int32_t tiles = 0;         // of a run and key head
+  int32_t count = 0;         // tiles of the whole call
+
+  constexpr int64_t floats(const Problem& p) const { return int64_t{queries} * (2 + p.head_dim); }
+  constexpr float* of(const Problem& p, int tile, int item) const {
+    return data + (int64_t{tile} * p.most_items + item) * floats(p);
+  }
+};
+// In the device's scratch: the same places for every call of the same shape.
+Partials partials_of(const Exec& ex, const Problem& p);
+
+// Of a call that turns and keeps; nothing where there is no kernel for it.
+std::optional<Problem> rotated_problem(const DecodeShape& shape, const DecodeStep& step,
+                                       const DecodeQuerySet& queries, const DecodeKeySets& keys,
+                                       const DecodeRotation& rotation);
 
 void attend_check(const Exec& ex, const Problem& p);
 void attend_split(const Exec& ex, const Problem& p);

@@ -11,40 +11,9 @@
 
 namespace sps::ops::decode {
 
-using attention::kThreads, attention::kWarps;
 using attention::MatrixAddress;
 
-constexpr int kKeyTiles = kChunk / 16, kQueryTile = 8;
-static_assert(kThreads == kChunk);  // a thread for each key that is to be found
-
-template <int D>
-struct ChunkTiles {
-  alignas(128) char k[attention::tile_bytes<D>(kChunk)];
-  alignas(128) char v[attention::tile_bytes<D>(kChunk)];
-  int where[2][kChunk];  // of this chunk and of the next, in turns
-};
-
-// Finds this thread's key of a chunk.
-__device__ inline void find_key(const Problem& p, const SetKeys& keys, Item item, int run, int head,
-                                int* where) {
-  const int position = item.chunk * kChunk + int(threadIdx.x);
-  const bool seen = keys.within(item.chunk).has(position);
-  where[threadIdx.x] = seen ? locate(p, item.set, run, head, position) : kNowhere;
-}
-
-// Which rows of a chunk are copied: those of earlier steps may be before the kernels of this one have ended.
-enum class From : uint8_t { cache, step, both };
-
-// Issues the copy of a chunk's keys or of its values; zeros for keys that nobody sees.
-template <int D>
-__device__ inline void copy_chunk(const RowSource<uint16_t>& rows, const int* where, From from, char* tile) {
-  attention::Chunks<D>().template for_each<kChunk>([&](int row, int column, int offset) {
-    const int at = where[row];
-    const bool valid = at != kNowhere && column < rows.head_dim;
-    if (from != From::both && (at < 0 && at != kNowhere) != (from == From::step)) return;
-    copy_async_16(tile + offset, valid ? rows.row(at) + column : rows.step, valid);
-  });
-}
+constexpr int kKeyTiles = kChunk / 16;
 
 // Operand b of the scores: to[k][0 .. 1] is columns 16 k .. 16 k + 15 of this lane's query, zeros where there
 // is none. kGlobal: in global memory, written by an earlier kernel of the step; else in shared memory.
@@ -156,15 +125,16 @@ __device__ inline void sums_of_weights(const uint32_t (&w)[kKeyTiles][kQueries][
 }
 
 // Adds the values that are not finite, which have been taken out of the tile, for the queries that see them.
-template <int kQueries>
-__device__ inline void add_nonfinite(const RowSource<bf16>& values, const int* where, int block,
-                                     int first_key, const Interval (&seen)[kQueries][2],
-                                     float (&sum)[kQueries][4]) {
+// where(key of the chunk) is the row of `values`, or kNowhere.
+template <int kQueries, class Where>
+__device__ inline void add_nonfinite(const RowSource<bf16>& values, Where&& where, int block, int first_key,
+                                     const Interval (&seen)[kQueries][2], float (&sum)[kQueries][4]) {
   const int g = (int(threadIdx.x) & 31) / 4;
 #pragma unroll 1
   for (int r = 0; r < kChunk; ++r) {
-    if (where[r] == kNowhere) continue;
-    const bf16* v = values.row(where[r]);
+    const int at = where(r);
+    if (at == kNowhere) continue;
+    const bf16* v = values.row(at);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int d = 16 * block + 8 * half + g;

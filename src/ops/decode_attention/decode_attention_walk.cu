@@ -7,11 +7,20 @@ namespace sps::ops::decode {
 
 namespace {
 
+using attention::kThreads, attention::kWarps;
+
 constexpr int kWarpQueries = 2, kQueries = kWarps * kWarpQueries * kQueryTile;  // tiles of a warp, of a block
+
+constexpr int kStages = 2, kFound = kStages + 1;
 
 template <int D>
 struct WalkShared {
-  ChunkTiles<D> tiles;
+  struct Stage {
+    alignas(128) char k[attention::tile_bytes<D>(kChunk)];
+    alignas(128) char v[attention::tile_bytes<D>(kChunk)];
+  };
+  Stage stage[kStages];
+  int where[kFound][kChunk];  // rows of the keys, in turns: of this chunk and of those that are asked for
   Interval seen[kMaxKeySets][kQueries];
   SetKeys sets[kMaxKeySets];
 };
@@ -86,31 +95,39 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2) walk_kernel(const _
     load_query<D, true>(query.q<bf16>(p), there, p.head_dim, q[n]);
   }
 
-  const auto copy = [&](bool values, int n, const int* where) {
+  // Finds the keys of an item, and asks for them: zeros for keys that nobody sees.
+  const auto find = [&](int n) {
+    if (n >= items || me >= kChunk) return;
+    const Item item = item_of(shared.sets, n);
+    const int position = item.chunk * kChunk + me;
+    shared.where[n % kFound][me] = shared.sets[item.set].within(item.chunk).has(position)
+                                       ? locate(p, item.set, run, key_head, position)
+                                       : kNowhere;
+  };
+  const auto ask = [&](int n) {
     if (n < items) {
       const int set = item_of(shared.sets, n).set;
-      if (values)
-        copy_chunk<D>(values_of<uint16_t>(p, set, key_head), where, From::both, shared.tiles.v);
-      else
-        copy_chunk<D>(keys_of<uint16_t>(p, set, key_head), where, From::both, shared.tiles.k);
+      const auto k = keys_of<uint16_t>(p, set, key_head), v = values_of<uint16_t>(p, set, key_head);
+      auto& stage = shared.stage[n % kStages];
+      attention::Chunks<D>().template for_each<kChunk>([&](int row, int column, int offset) {
+        const int at = shared.where[n % kFound][row];
+        const bool valid = at != kNowhere && column < p.head_dim;
+        copy_async_16(stage.k + offset, valid ? k.row(at) + column : k.step, valid);
+        copy_async_16(stage.v + offset, valid ? v.row(at) + column : v.step, valid);
+      });
     }
     copy_async_group();
   };
-  const auto find = [&](int n, int* where) {
-    if (n >= items) return;
-    const Item item = item_of(shared.sets, n);
-    find_key(p, shared.sets[item.set], item, run, key_head, where);
-  };
-  find(0, shared.tiles.where[0]);
+  for (int n = 0; n < kStages; ++n) find(n);
   __syncthreads();
-  copy(false, 0, shared.tiles.where[0]);
-  copy(true, 0, shared.tiles.where[0]);
+  for (int n = 0; n < kStages; ++n) ask(n);
 
   WarpSums<D> sums;
-  for (int item_number = 0, turn = 0; item_number < items; ++item_number, turn ^= 1) {
+  for (int item_number = 0; item_number < items; ++item_number) {
     const Item item = item_of(shared.sets, item_number);
     const int first_key = item.chunk * kChunk;
-    find(item_number + 1, shared.tiles.where[turn ^ 1]);
+    auto& stage = shared.stage[item_number % kStages];
+    find(item_number + kStages);
     Interval seen[kWarpQueries][2];
     bool sees[kWarpQueries][2], some = false;
 #pragma unroll
@@ -122,49 +139,42 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2) walk_kernel(const _
         some |= sees[n][e];
       }
     const bool active = __any_sync(~0U, some);
-    copy_async_wait_groups<1>();
-    __syncthreads();  // keys are there
-    uint32_t w[kKeyTiles][kWarpQueries][2];
-    float top[kWarpQueries][2];
+    copy_async_wait_groups<kStages - 1>();
+    __syncthreads();  // keys and values are there
+    const bool dirty = shared.sets[item.set].mixed(item.chunk) &&
+                       attention::barrier_or(true, attention::has_nonfinite<D, kChunk>(stage.v));
+    if (dirty) {
+      attention::clean_tile<D, kChunk>(stage.v);
+      __syncthreads();
+    }
     if (active) {
-      float s[kKeyTiles][kWarpQueries][4], base[kWarpQueries][2];
-      dot_products<D>(shared.tiles.k, 0, q, s);
+      uint32_t w[kKeyTiles][kWarpQueries][2];
+      float s[kKeyTiles][kWarpQueries][4], top[kWarpQueries][2], sum[kWarpQueries][4];
+      dot_products<D>(stage.k, 0, q, s);
       mask_and_scale(s, p.scale_log2, seen, first_key);
       tops_of(s, top);
 #pragma unroll
       for (int n = 0; n < kWarpQueries; ++n) {
-        base[n][0] = base_of(top[n][0]), base[n][1] = base_of(top[n][1]);
+        const float base[2] = {base_of(top[n][0]), base_of(top[n][1])};
 #pragma unroll
-        for (int m = 0; m < kKeyTiles; ++m) weights_of(s[m][n], base[n], w[m][n]);
+        for (int m = 0; m < kKeyTiles; ++m) weights_of(s[m][n], base, w[m][n]);
       }
-    }
-    __syncthreads();  // keys have been read
-    copy(false, item_number + 1, shared.tiles.where[turn ^ 1]);
-    copy_async_wait_groups<1>();
-    const bool mixed = shared.sets[item.set].mixed(item.chunk);
-    const bool dirty =
-        attention::barrier_or(mixed, mixed && attention::has_nonfinite<D, kChunk>(shared.tiles.v));
-    if (dirty) {
-      attention::clean_tile<D, kChunk>(shared.tiles.v);
-      __syncthreads();
-    }
-    if (active) {
-      float sum[kWarpQueries][4];
       Factors factors[kWarpQueries][2];
       sums_of_weights(w, sum);
       sums.join_states(top, sum, sees, factors);
-      const auto at_v = MatrixAddress<D>::b(shared.tiles.v);
+      const auto at_v = MatrixAddress<D>::b(stage.v);
 #pragma unroll
       for (int block = 0; block < D / 16; ++block) {
         weighted_values<D>(at_v, block, w, sum);
         if (dirty)
-          add_nonfinite(values_of<bf16>(p, item.set, key_head), shared.tiles.where[turn], block, first_key,
-                        seen, sum);
+          add_nonfinite(
+              values_of<bf16>(p, item.set, key_head),
+              [&](int key) { return shared.where[item_number % kFound][key]; }, block, first_key, seen, sum);
         sums.join_values(block, sum, sees, factors);
       }
     }
-    __syncthreads();  // values have been read
-    copy(true, item_number + 1, shared.tiles.where[turn ^ 1]);
+    __syncthreads();  // the stage has been read
+    ask(item_number + kStages);
   }
 
 #pragma unroll

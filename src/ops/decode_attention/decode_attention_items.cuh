@@ -1,0 +1,266 @@
+// Runs of one position as warps take them. An item is a chunk of the keys that the queries of a run and key
+// head see; a warp has it to itself, from the copy to the sums, so that nothing wider than a warp ever waits.
+//
+// Items are numbered run by run, tile of queries by tile, set by set, chunk by chunk, and dealt evenly. A
+// stage of a warp's shared memory holds an item's keys and values and all that is known of it.
+#pragma once
+
+#include "ops/decode_attention/decode_attention_tiles.cuh"
+
+namespace sps::ops::decode {
+
+static_assert(kMaxQueryStreams == 2);
+
+// The entries of the step's lists. They are older than the step's first kernel.
+struct RunLists {
+  int run, slot;
+  int row[kMaxQueryStreams], count[kMaxQueryStreams], begin[kMaxQueryStreams], first[kMaxQueryStreams],
+      start[kMaxQueryStreams];
+  bool asks[kMaxQueryStreams];  // has one query here, or none
+  bool longer;                  // some stream has several: not a run of one position
+
+  // The same in all lanes, or of another run in each. Everything but the starts is loaded at once.
+  __device__ RunLists(const Problem& p, int which) : run(which), slot(p.slot[which]), longer(false) {
+#pragma unroll
+    for (int s = 0; s < kMaxQueryStreams; ++s) {
+      const DeviceStream& stream = p.stream[s];
+      row[s] = stream.row[which], count[s] = stream.count[which];
+      begin[s] = stream.begin[which], first[s] = stream.first[which];
+    }
+#pragma unroll
+    for (int s = 0; s < kMaxQueryStreams; ++s) {
+      asks[s] = p.stream[s].q != nullptr && count[s] > 0;
+      longer |= asks[s] && count[s] > 1;
+      start[s] = asks[s] ? p.stream[s].document_start[row[s]] : 0;
+    }
+  }
+  __device__ int queries(const Problem& p) const {
+    return (int(asks[0]) + int(asks[1])) * p.group;
+  }
+  // What a stream's query sees of a set; {0, 0} for nothing.
+  __device__ Interval seen(const Problem& p, int set, int s) const {
+    if (!asks[s]) return {0, 0};
+    const int first_key = p.set[set].stream == 0 ? first[0] : first[1];
+    const Interval keys = attention::visible_keys(p.stream[s].band[set], begin[s], max(start[s], first_key));
+    return keys.begin < keys.end ? keys : Interval{0, 0};
+  }
+  __device__ SetKeys keys(const Interval (&seen)[kMaxQueryStreams]) const {
+    SetKeys keys;
+    keys.clear();
+#pragma unroll
+    for (int s = 0; s < kMaxQueryStreams; ++s) {
+      if (!asks[s]) continue;
+      if (seen[s].end > seen[s].begin)
+        keys.any = {min(keys.any.begin, seen[s].begin), max(keys.any.end, seen[s].end)};
+      keys.all = {max(keys.all.begin, seen[s].begin), min(keys.all.end, seen[s].end)};
+    }
+    return keys;
+  }
+  // Items of each of this run's tiles. Where nothing is seen, one that stands for the tile: it is to be
+  // written, and its keys handed on. None if another kernel has the run, or nobody asks and none are kept.
+  template <bool kTurns>
+  __device__ int items(const Problem& p) const {
+    if (longer || (!kTurns && queries(p) == 0)) return 0;
+    int chunks = 0;
+#pragma unroll
+    for (int set = 0; set < kMaxKeySets; ++set) chunks += keys({seen(p, set, 0), seen(p, set, 1)}).chunks();
+    return max(chunks, 1);
+  }
+};
+
+// What a warp knows of a run, in shared memory.
+struct RunInfo {
+  int run, slot, queries;
+  int row[kMaxQueryStreams], begin[kMaxQueryStreams];
+  int first_asks;  // stream 0 has a query
+  int own;         // bit by set: the run has a key of this step
+  Interval seen[kMaxKeySets][kMaxQueryStreams];
+  SetKeys sets[kMaxKeySets];
+  int kept[kMaxKeySets];  // where that key goes: the cache's row of key head 0
+
+  // By all lanes of a warp.
+  template <bool kTurns>
+  __device__ void fill(const Problem& p, const RunLists& lists) {
+    const int lane = int(threadIdx.x) & 31;
+    if (lane < kMaxKeySets) {
+      const Interval by_stream[kMaxQueryStreams] = {lists.seen(p, lane, 0), lists.seen(p, lane, 1)};
+      seen[lane][0] = by_stream[0], seen[lane][1] = by_stream[1];
+      sets[lane] = lists.keys(by_stream);
+    }
+    if constexpr (kTurns) {
+      const DeviceKeys& keys = p.set[lane < kMaxKeySets ? lane : 0];
+      const int stream = keys.stream;
+      const bool has =
+          lane < kMaxKeySets && keys.k != nullptr && (stream == 0 ? lists.count[0] : lists.count[1]) > 0;
+      const unsigned who = __ballot_sync(~0U, int(has));
+      if (lane == 0) own = int(who);
+      if (has && keys.keep)
+        kept[lane] = cache_row(keys, p.kv_heads, p.pages + int64_t(lists.slot) * p.per_slot, lists.slot, 0,
+                               stream == 0 ? lists.begin[0] : lists.begin[1]);
+    } else if (lane == 0) {
+      own = 0;
+    }
+    if (lane == 0) {
+      run = lists.run, slot = lists.slot, queries = lists.queries(p), first_asks = int(lists.asks[0]);
+#pragma unroll
+      for (int s = 0; s < kMaxQueryStreams; ++s) row[s] = lists.row[s], begin[s] = lists.begin[s];
+    }
+    __syncwarp();
+  }
+  // Stream of query n, which is one of the run's.
+  __device__ int stream_of(const Problem& p, int n) const {
+    return first_asks != 0 && n < p.group ? 0 : 1;
+  }
+  // Where a position's key lies, as locate().
+  __device__ int where(const Problem& p, int set, int head, int position) const {
+    const DeviceKeys& keys = p.set[set];
+    const int fresh = position - begin[keys.stream];
+    if (fresh >= 0) return ~(row[keys.stream] + fresh);
+    return cache_row(keys, p.kv_heads, p.pages + int64_t(slot) * p.per_slot, slot, head, position);
+  }
+};
+
+struct WorkItem {
+  RunInfo run;
+  int key_head, first, live;  // the tile's queries: `live` from `first` on
+  int tile, items;            // its number in the whole call; its items
+  int nth;                    // of those
+  int set, chunk;             // set is -1 where nothing is seen
+
+  // By a warp, which knows the same of both.
+  __device__ void take(const WorkItem& from) {
+    constexpr int kWords = sizeof(WorkItem) / sizeof(int);
+    static_assert(kWords * sizeof(int) == sizeof(WorkItem));
+    for (int i = int(threadIdx.x) & 31; i < kWords; i += 32)
+      reinterpret_cast<int*>(this)[i] = reinterpret_cast<const int*>(&from)[i];
+    __syncwarp();
+  }
+};
+
+// Which of all items a warp takes: they are shared out over `parts` (multiprocessors), then over `subs` warps
+// of each, so that parts differ by one item at most.
+struct Share {
+  int part, parts, sub, subs;
+
+  // [begin, end) of `total` items.
+  __device__ Interval of(int total) const {
+    const Interval mine = piece(total, part, parts);
+    const Interval in_part = piece(mine.end - mine.begin, sub, subs);
+    return {mine.begin + in_part.begin, mine.begin + in_part.end};
+  }
+
+ private:
+  static __device__ Interval piece(int n, int which, int of) {
+    const int each = n / of, more = n - each * of, begin = which * each + min(which, more);
+    return {begin, begin + each + int(which < more)};
+  }
+};
+
+__device__ inline int warp_total(int x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0U, x, step);
+  return x;
+}
+
+// Walks over a range of items; a warp's lanes all hold the same.
+template <bool kTurns>
+class ItemCursor {
+ public:
+  // Items of all runs.
+  static __device__ int total(const Problem& p, const Partials& partials) {
+    const int lane = int(threadIdx.x) & 31;
+    int n = 0;
+    for (int base = 0; base < p.runs; base += 32)
+      n += warp_total(base + lane < p.runs ? RunLists(p, base + lane).template items<kTurns>(p) : 0);
+    return n * p.kv_heads * partials.tiles;
+  }
+  // To item n, which exists.
+  __device__ void find(const Problem& p, const Partials& partials, int n) {
+    const int lane = int(threadIdx.x) & 31, of_run = p.kv_heads * partials.tiles;
+    for (int base = 0; base < p.runs; base += 32) {
+      const int here = base + lane < p.runs ? RunLists(p, base + lane).template items<kTurns>(p) : 0;
+      int end = here;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(~0U, end, step);
+        if (lane >= step) end += below;
+      }
+      const unsigned beyond = __ballot_sync(~0U, int(n < end * of_run));
+      if (beyond == 0) {
+        n -= __shfl_sync(~0U, end, 31) * of_run;
+        continue;
+      }
+      const int who = __ffs(int(beyond)) - 1;
+      items_ = __shfl_sync(~0U, here, who);
+      n -= (__shfl_sync(~0U, end, who) - items_) * of_run;
+      run_ = base + who, tile_ = n / items_, nth_ = n - tile_ * items_;
+      return;
+    }
+  }
+  __device__ void next(const Problem& p, const Partials& partials) {
+    if (++nth_ < items_) return;
+    nth_ = 0;
+    if (++tile_ < p.kv_heads * partials.tiles) return;
+    tile_ = 0, items_ = 0;
+    while (items_ == 0 && ++run_ < p.runs) items_ = RunLists(p, run_).template items<kTurns>(p);
+  }
+  __device__ int run() const {
+    return run_;
+  }
+  // By a warp: all of `item` but for what it knows of the run.
+  __device__ void fill(const Problem& p, const Partials& partials, WorkItem& item) const {
+    if ((int(threadIdx.x) & 31) == 0) {
+      const int key_head = tile_ / partials.tiles, first = (tile_ - key_head * partials.tiles) * kQueryTile;
+      item.key_head = key_head, item.first = first;
+      item.live = max(min(item.run.queries - first, kQueryTile), 0);
+      item.tile = run_ * p.kv_heads * partials.tiles + tile_, item.items = items_, item.nth = nth_;
+      const bool some = nth_ < items_of(item.run.sets);
+      const Item at = item_of(item.run.sets, nth_);
+      item.set = some ? at.set : -1, item.chunk = some ? at.chunk : 0;
+    }
+    __syncwarp();
+  }
+
+ private:
+  int run_ = 0, tile_ = 0, nth_ = 0, items_ = 0;
+};
+
+// Which keys are copied. Those of earlier steps may be before the kernels of this one have ended; in their
+// rows of a chunk lie zeros after `cached_or_zero`, nothing is written after `cached`.
+enum class From : uint8_t { cached, step, both, cached_or_zero };
+
+// Issues the copy of an item's keys and values by a warp; zeros for keys that nobody sees.
+template <int D, From kFrom>
+__device__ inline void copy_item(const Problem& p, const WorkItem& item, char* k_tile, char* v_tile) {
+  constexpr int kWide = D % 64 == 0 ? D / 8 : 4, kAcross = D / 8 / kWide, kRowsOfPass = 32 / kWide;
+  static_assert(kChunk == 64 && 32 % kRowsOfPass == 0);
+  const int lane = int(threadIdx.x) & 31, first_key = item.chunk * kChunk;
+  const Interval keys = item.run.sets[item.set].within(item.chunk);
+  int where[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int position = first_key + 32 * half + lane;
+    where[half] = keys.has(position) ? item.run.where(p, item.set, item.key_head, position) : kNowhere;
+  }
+  const auto k = keys_of<uint16_t>(p, item.set, item.key_head),
+             v = values_of<uint16_t>(p, item.set, item.key_head);
+  const int row_of_pass = lane / kWide, chunk_of_row = lane % kWide;
+#pragma unroll
+  for (int down = 0; down < kChunk; down += kRowsOfPass) {
+    const int row = down + row_of_pass, at = __shfl_sync(~0U, where[down / 32], row & 31);
+    const bool of_step = at < 0 && at != kNowhere;
+    if (kFrom == From::cached && of_step) continue;
+    if (kFrom == From::step && !of_step) continue;
+    const bool there = at != kNowhere && !(kFrom == From::cached_or_zero && of_step);
+    const uint16_t *const k_row = there ? k.row(at) : k.step, *const v_row = there ? v.row(at) : v.step;
+#pragma unroll
+    for (int across = 0; across < kAcross; ++across) {
+      const int chunk = chunk_of_row + across * kWide, offset = attention::chunk_offset<D>(row, chunk);
+      const bool valid = there && 8 * chunk < p.head_dim;
+      copy_async_16(k_tile + offset, valid ? k_row + 8 * chunk : k.step, valid);
+      copy_async_16(v_tile + offset, valid ? v_row + 8 * chunk : v.step, valid);
+    }
+  }
+}
+
+}  // namespace sps::ops::decode
