@@ -71,9 +71,10 @@ struct SetKeys {
     if (seen.end > seen.begin) atomicMin(&any.begin, seen.begin), atomicMax(&any.end, seen.end);
     atomicMax(&all.begin, seen.begin), atomicMin(&all.end, seen.end);
   }
-  __device__ int first_chunk() const { return any.begin / kChunk; }
+  // Positions are not negative; divisions of unsigned numbers are shorter.
+  __device__ int first_chunk() const { return int(unsigned(any.begin) / kChunk); }
   __device__ int chunks() const {
-    return any.end > any.begin ? (any.end - 1) / kChunk - first_chunk() + 1 : 0;
+    return any.end > any.begin ? int(unsigned(any.end - 1) / kChunk) - first_chunk() + 1 : 0;
   }
   // Keys of a chunk that somebody sees.
   __device__ Interval within(int chunk) const {
@@ -107,7 +108,7 @@ __device__ inline int items_of(const SetKeys* sets) {
 // Row of the cache of a position's key, counted over all blocks and heads.
 __device__ inline int cache_row(const DeviceKeys& set, int kv_heads, const int32_t* pages_of_slot, int slot,
                                 int head, int position) {
-  const int in = position / set.rows;
+  const int in = int(unsigned(position) / unsigned(set.rows));
   const int block = set.paged ? pages_of_slot[in] : slot;
   return (block * kv_heads + head) * set.rows + position - in * set.rows;
 }

@@ -76,6 +76,7 @@ struct RunInfo {
   int own;         // bit by set: the run has a key of this step
   Interval seen[kMaxKeySets][kMaxQueryStreams];
   SetKeys sets[kMaxKeySets];
+  int first_chunk[kMaxKeySets], chunks[kMaxKeySets];
   int kept[kMaxKeySets];  // where that key goes: the cache's row of key head 0
 
   // By all lanes of a warp.
@@ -86,6 +87,7 @@ struct RunInfo {
       const Interval by_stream[kMaxQueryStreams] = {lists.seen(p, lane, 0), lists.seen(p, lane, 1)};
       seen[lane][0] = by_stream[0], seen[lane][1] = by_stream[1];
       sets[lane] = lists.keys(by_stream);
+      first_chunk[lane] = sets[lane].first_chunk(), chunks[lane] = sets[lane].chunks();
     }
     if constexpr (kTurns) {
       const DeviceKeys& keys = p.set[lane < kMaxKeySets ? lane : 0];
@@ -106,6 +108,15 @@ struct RunInfo {
       for (int s = 0; s < kMaxQueryStreams; ++s) row[s] = lists.row[s], begin[s] = lists.begin[s];
     }
     __syncwarp();
+  }
+  // Chunks of all sets, and the nth of them: set after set.
+  __device__ int all_chunks() const {
+    return chunks[0] + chunks[1] + chunks[2];
+  }
+  __device__ Item item(int n) const {
+    static_assert(kMaxKeySets == 3);
+    const int of_two = chunks[0] + chunks[1], set = int(n >= chunks[0]) + int(n >= of_two);
+    return {set, first_chunk[set] + n - (set == 0 ? 0 : set == 1 ? chunks[0] : of_two)};
   }
   // Stream of query n, which is one of the run's.
   __device__ int stream_of(const Problem& p, int n) const {
@@ -156,56 +167,65 @@ struct Share {
   }
 };
 
-__device__ inline int warp_total(int x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0U, x, step);
-  return x;
-}
-
-// Walks over a range of items; a warp's lanes all hold the same.
+// Walks over a range of items; a warp's lanes all hold the same. Its code comes once where it can: a warp
+// runs through most of it once, and what is not in the instruction cache costs more than what it computes.
 template <bool kTurns>
 class ItemCursor {
  public:
-  // Items of all runs.
-  static __device__ int total(const Problem& p, const Partials& partials) {
-    const int lane = int(threadIdx.x) & 31;
-    int n = 0;
-    for (int base = 0; base < p.runs; base += 32)
-      n += warp_total(base + lane < p.runs ? RunLists(p, base + lane).template items<kTurns>(p) : 0);
-    return n * p.kv_heads * partials.tiles;
-  }
-  // To item n, which exists.
-  __device__ void find(const Problem& p, const Partials& partials, int n) {
+  // Goes to the first item of a share; returns how many there are.
+  __device__ int start(const Problem& p, const Partials& partials, Share share) {
     const int lane = int(threadIdx.x) & 31, of_run = p.kv_heads * partials.tiles;
-    for (int base = 0; base < p.runs; base += 32) {
-      const int here = base + lane < p.runs ? RunLists(p, base + lane).template items<kTurns>(p) : 0;
-      int end = here;
+    int n = 0, count = 0, here = 0, end = 0;  // of 32 runs: each one's items, and those up to it
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {  // counts, then finds
+#pragma unroll 1
+      for (int base = 0; base < p.runs; base += 32) {
+        if (pass == 0 || p.runs > 32) {
+          here = base + lane < p.runs ? RunLists(p, base + lane).template items<kTurns>(p) : 0;
+          end = here;
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int below = __shfl_up_sync(~0U, end, step);
-        if (lane >= step) end += below;
+          for (int step = 1; step < 32; step *= 2) {
+            const int below = __shfl_up_sync(~0U, end, step);
+            if (lane >= step) end += below;
+          }
+        }
+        const int all = __shfl_sync(~0U, end, 31) * of_run;
+        if (pass == 0) {
+          n += all;
+        } else if (n >= all) {
+          n -= all;
+        } else {
+          const int who = __ffs(int(__ballot_sync(~0U, int(n < end * of_run)))) - 1;
+          items_ = __shfl_sync(~0U, here, who);
+          n -= (__shfl_sync(~0U, end, who) - items_) * of_run;
+          run_ = base + who, tile_ = n / items_, nth_ = n - tile_ * items_;
+          return count;
+        }
       }
-      const unsigned beyond = __ballot_sync(~0U, int(n < end * of_run));
-      if (beyond == 0) {
-        n -= __shfl_sync(~0U, end, 31) * of_run;
-        continue;
-      }
-      const int who = __ffs(int(beyond)) - 1;
-      items_ = __shfl_sync(~0U, here, who);
-      n -= (__shfl_sync(~0U, end, who) - items_) * of_run;
-      run_ = base + who, tile_ = n / items_, nth_ = n - tile_ * items_;
+      const Interval mine = share.of(n);
+      count = mine.end - mine.begin, n = mine.begin;
+      if (count == 0) break;
+    }
+    return count;
+  }
+  // To the next item. False: it is another run's, which enter() is to find.
+  __device__ bool next(const Problem& p, const Partials& partials) {
+    if (++nth_ < items_) return true;
+    nth_ = 0;
+    if (++tile_ < p.kv_heads * partials.tiles) return true;
+    tile_ = 0, ++run_;
+    return false;
+  }
+  // Reads what there is to know of the run; goes on to the first one that has items.
+  __device__ void enter(const Problem& p, RunInfo& run) {
+#pragma unroll 1
+    for (;; ++run_) {
+      const RunLists lists(p, run_);
+      items_ = lists.template items<kTurns>(p);
+      if (items_ == 0) continue;
+      run.template fill<kTurns>(p, lists);
       return;
     }
-  }
-  __device__ void next(const Problem& p, const Partials& partials) {
-    if (++nth_ < items_) return;
-    nth_ = 0;
-    if (++tile_ < p.kv_heads * partials.tiles) return;
-    tile_ = 0, items_ = 0;
-    while (items_ == 0 && ++run_ < p.runs) items_ = RunLists(p, run_).template items<kTurns>(p);
-  }
-  __device__ int run() const {
-    return run_;
   }
   // By a warp: all of `item` but for what it knows of the run.
   __device__ void fill(const Problem& p, const Partials& partials, WorkItem& item) const {
@@ -214,8 +234,8 @@ class ItemCursor {
       item.key_head = key_head, item.first = first;
       item.live = max(min(item.run.queries - first, kQueryTile), 0);
       item.tile = run_ * p.kv_heads * partials.tiles + tile_, item.items = items_, item.nth = nth_;
-      const bool some = nth_ < items_of(item.run.sets);
-      const Item at = item_of(item.run.sets, nth_);
+      const bool some = nth_ < item.run.all_chunks();
+      const Item at = item.run.item(nth_);
       item.set = some ? at.set : -1, item.chunk = some ? at.chunk : 0;
     }
     __syncwarp();
@@ -233,7 +253,7 @@ enum class From : uint8_t { cached, step, both, cached_or_zero };
 template <int D, From kFrom>
 __device__ inline void copy_item(const Problem& p, const WorkItem& item, char* k_tile, char* v_tile) {
   constexpr int kWide = D % 64 == 0 ? D / 8 : 4, kAcross = D / 8 / kWide, kRowsOfPass = 32 / kWide;
-  static_assert(kChunk == 64 && 32 % kRowsOfPass == 0);
+  static_assert(kChunk == 64 && 32 % kRowsOfPass == 0);  // rows 32 apart are permuted alike
   const int lane = int(threadIdx.x) & 31, first_key = item.chunk * kChunk;
   const Interval keys = item.run.sets[item.set].within(item.chunk);
   int where[2];
@@ -244,23 +264,36 @@ __device__ inline void copy_item(const Problem& p, const WorkItem& item, char* k
   }
   const auto k = keys_of<uint16_t>(p, item.set, item.key_head),
              v = values_of<uint16_t>(p, item.set, item.key_head);
-  const int row_of_pass = lane / kWide, chunk_of_row = lane % kWide;
+  const int row_of_pass = lane / kWide, chunk_of_row = lane % kWide, column = 8 * chunk_of_row;
+  // Where nothing is read an address is still to be one.
+  const uint16_t *const k_cache = (k.cache != nullptr ? k.cache : k.step) + column, *const v_cache =
+                                                                                        (v.cache != nullptr
+                                                                                             ? v.cache
+                                                                                             : v.step) +
+                                                                                        column;
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half)
 #pragma unroll
-  for (int down = 0; down < kChunk; down += kRowsOfPass) {
-    const int row = down + row_of_pass, at = __shfl_sync(~0U, where[down / 32], row & 31);
-    const bool of_step = at < 0 && at != kNowhere;
-    if (kFrom == From::cached && of_step) continue;
-    if (kFrom == From::step && !of_step) continue;
-    const bool there = at != kNowhere && !(kFrom == From::cached_or_zero && of_step);
-    const uint16_t *const k_row = there ? k.row(at) : k.step, *const v_row = there ? v.row(at) : v.step;
+    for (int down = 0; down < kChunk / 2; down += kRowsOfPass) {
+      const int row = down + row_of_pass, at = __shfl_sync(~0U, half == 0 ? where[0] : where[1], row);
+      const bool of_step = at < 0 && at != kNowhere;
+      if (kFrom == From::cached && of_step) continue;
+      if (kFrom == From::step && !of_step) continue;
+      const int64_t in_cache = int64_t{max(at, 0)} * p.head_dim;
+      const uint16_t *k_row = k_cache + in_cache, *v_row = v_cache + in_cache;
+      bool there = at >= 0;
+      if constexpr (kFrom == From::step || kFrom == From::both) {
+        if (of_step) k_row = k.row(at) + column, v_row = v.row(at) + column, there = true;
+      }
+      const int offset = half * (kChunk / 2) * D * 2;
 #pragma unroll
-    for (int across = 0; across < kAcross; ++across) {
-      const int chunk = chunk_of_row + across * kWide, offset = attention::chunk_offset<D>(row, chunk);
-      const bool valid = there && 8 * chunk < p.head_dim;
-      copy_async_16(k_tile + offset, valid ? k_row + 8 * chunk : k.step, valid);
-      copy_async_16(v_tile + offset, valid ? v_row + 8 * chunk : v.step, valid);
+      for (int across = 0; across < kAcross; ++across) {
+        const int chunk = across * kWide, to = offset + attention::chunk_offset<D>(row, chunk_of_row + chunk);
+        const bool valid = there && column + 8 * chunk < p.head_dim;
+        copy_async_16(k_tile + to, k_row + 8 * chunk, valid);
+        copy_async_16(v_tile + to, v_row + 8 * chunk, valid);
+      }
     }
-  }
 }
 
 }  // namespace sps::ops::decode

@@ -14,7 +14,7 @@ constexpr int kStages = 2;
 // Blocks part, part + parts, ... are neighbours: the GPU hands out blocks one multiprocessor after the other,
 // and with neighbours together all multiprocessors have the same number of items.
 template <int D, bool kTurns>
-__global__ void __launch_bounds__(kWarp)
+__global__ void __launch_bounds__(kWarp, 6)
     split_kernel(const __grid_constant__ Problem p, const __grid_constant__ Partials partials, int parts) {
   let_next_start();
   extern __shared__ __align__(128) char memory[];

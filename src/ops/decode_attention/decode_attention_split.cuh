@@ -51,11 +51,9 @@ class SplitWarp {
 
   // Returns how many items there are for this warp.
   __device__ int start(Share share) {
-    const Interval mine = share.of(ItemCursor<kTurns>::total(p_, partials_));
-    count_ = mine.end - mine.begin;
+    count_ = cursor_.start(p_, partials_, share);
     if (count_ == 0) return 0;
-    cursor_.find(p_, partials_, mine.begin);
-#pragma unroll
+#pragma unroll 1
     for (int s = 0; s < kStages; ++s) {
       ask<kTurns ? From::cached_or_zero : From::cached>(s);
       copy_async_group();
@@ -68,6 +66,7 @@ class SplitWarp {
     int tiles = 0, in_tile = 0;
     bool late = false;
     uint32_t q[1][D / 16][2];
+#pragma unroll 1
     for (int n = 0, s = 0; n < count_; ++n) {
       if (in_tile == 0) {
         shared_.tile.take(shared_.item[s]);
@@ -93,10 +92,8 @@ class SplitWarp {
       if (n + 1 < count_ && shared_.item[s].tile == shared_.tile.tile) continue;
       if (is_last(in_tile)) {
         ++tiles;
-        const int live = shared_.tile.live;
-        int query = 0;
-        for (; query + 1 < live; query += 2) join_chunks<2>(query);
-        if (query < live) join_chunks<1>(query);
+#pragma unroll 1
+        for (int query = 0; query < shared_.tile.live; query += kJoined) join_chunks(query);
         if constexpr (kTurns) hand_on_keys();
       }
       in_tile = 0;
@@ -112,12 +109,10 @@ class SplitWarp {
   __device__ void ask(int s) {
     if (asked_ == count_) return;
     WorkItem& item = shared_.item[s];
-    if (asked_ > 0) cursor_.next(p_, partials_);
-    const WorkItem& before = shared_.item[s == 0 ? kStages - 1 : s - 1];
-    if (asked_ > 0 && before.run.run == cursor_.run()) {
-      if (kStages > 1) item.take(before);
+    if (asked_ > 0 && cursor_.next(p_, partials_)) {
+      if (kStages > 1) item.take(shared_.item[s == 0 ? kStages - 1 : s - 1]);
     } else {
-      item.run.template fill<kTurns>(p_, RunLists(p_, cursor_.run()));
+      cursor_.enter(p_, item.run);
     }
     cursor_.fill(p_, partials_, item);
     ++asked_;
@@ -219,6 +214,7 @@ class SplitWarp {
     const bool copies = (tile.run.own >> copied & 1) != 0,
                copies_keys = copies && (turning >> copied & 1) == 0;
     uint4 kept[2][2];
+#pragma unroll 1
     for (int first = 0; first == 0 || first < live + __popc(turning); first += kRows) {
       const int vector = first + (lane_ >> kLog), set = vector < live ? -1 : nth_set(turning, vector - live);
       const bool is_query = vector < live, on = (is_query || set >= 0) && lane < r.units,
@@ -301,25 +297,43 @@ class SplitWarp {
 #pragma unroll
     for (int block = 0; block < D / 16; ++block) {
       weighted_values<D>(at_v, block, w, sum);
-      if (dirty) {
-        const Interval keys = tile.run.sets[set].within(chunk);
-        const auto where = [&](int key) {
-          const int position = first_key + key;
-          return keys.has(position) ? tile.run.where(p_, set, tile.key_head, position) : kNowhere;
-        };
-        add_nonfinite(values_of<bf16>(p_, set, tile.key_head), where, block, first_key, seen_by, sum);
-      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int n = t + i % 2, d = 16 * block + 8 * (i / 2) + lane_ / 4;
         if (n < tile.live && d < p_.head_dim) sums[n * p_.head_dim + d] = sum[0][i];
       }
     }
+    if (dirty) add_taken_out(set, chunk, seen_by, sums);
+  }
+  // To the sums, which each lane finds as it has left them.
+  __device__ void add_taken_out(int set, int chunk, const Interval (&seen_by)[1][2], float* sums) const {
+    const WorkItem& tile = shared_.tile;
+    const int t = 2 * (lane_ & 3), first_key = chunk * kChunk;
+    const Interval keys = tile.run.sets[set].within(chunk);
+    const auto where = [&](int key) {
+      const int position = first_key + key;
+      return keys.has(position) ? tile.run.where(p_, set, tile.key_head, position) : kNowhere;
+    };
+#pragma unroll 1
+    for (int block = 0; block < D / 16; ++block) {
+      float sum[1][4];
+      const auto for_sums = [&](auto&& body) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int n = t + i % 2, d = 16 * block + 8 * (i / 2) + lane_ / 4;
+          if (n < tile.live && d < p_.head_dim) body(sum[0][i], sums[n * p_.head_dim + d]);
+        }
+      };
+      for_sums([](float& here, const float& there) { here = there; });
+      add_nonfinite(values_of<bf16>(p_, set, tile.key_head), where, block, first_key, seen_by, sum);
+      for_sums([](const float& here, float& there) { there = here; });
+    }
   }
 
   // Where not all queries see all keys: whether some value is infinite or NaN; and those taken out.
   __device__ bool has_nonfinite(const char* tile) const {
     uint32_t found = 0;
+#pragma unroll 1
     for (int i = lane_; i < kChunk * D / 8; i += 32) {
       const uint4 x = reinterpret_cast<const uint4*>(tile)[i];
       found |= attention::nonfinite(x.x) | attention::nonfinite(x.y) | attention::nonfinite(x.z) |
@@ -328,6 +342,7 @@ class SplitWarp {
     return __any_sync(~0U, int(found != 0)) != 0;
   }
   __device__ void clean(char* tile) const {
+#pragma unroll 1
     for (int i = lane_; i < kChunk * D / 8; i += 32) {
       uint4& x = reinterpret_cast<uint4*>(tile)[i];
       x = make_uint4(attention::finite(x.x), attention::finite(x.y), attention::finite(x.z),
@@ -354,42 +369,45 @@ class SplitWarp {
     return __shfl_sync(~0U, there, 0) == items;
   }
 
-  // Joins the chunks of some of the tile's queries, from `first` on, and writes their rows. A lane has every
-  // 32nd column; a chunk's factors are made by one lane.
-  template <int kQueries>
+  // Joins the chunks of kJoined of the tile's queries, from `first` on, and writes their rows. A lane has
+  // every 32nd column; a chunk's factors are made by one lane.
+  static constexpr int kJoined = 2;
   __device__ void join_chunks(int first) const {
-    constexpr int kColumns = D / 32, kAhead = (D <= 64 ? 32 : 16) / kQueries;  // chunks at a time
+    constexpr int kColumns = D / 32, kAhead = D <= 64 ? 16 : 8;  // chunks at a time
+    static_assert(32 % kAhead == 0);
     const WorkItem& tile = shared_.tile;
-    const int chunks = items_of(tile.run.sets);
-    Softmax state[kQueries];
-    float total[kQueries][kColumns] = {};
+    const int chunks = tile.run.all_chunks();
+    const bool there[kJoined] = {true, first + 1 < tile.live};
+    Softmax state[kJoined];
+    float total[kJoined][kColumns] = {};
+#pragma unroll 1
     for (int base = 0; base < chunks; base += 32) {
       const int here = min(chunks - base, 32), mine = base + min(lane_, here - 1);
-      const Item item = item_of(tile.run.sets, mine);
-      const float* const states = partials_.of(p_, tile.tile, mine);
-      float2 fresh[kQueries];
-      float old[kQueries], now[kQueries];
-      unsigned sees[kQueries];
+      const Item item = tile.run.item(mine);
+      const float* const parts = partials_.of(p_, tile.tile, mine);
+      float2 fresh[kJoined];
+      float old[kJoined], now[kJoined];
+      unsigned sees[kJoined];
 #pragma unroll
-      for (int e = 0; e < kQueries; ++e)
-        fresh[e] = __ldcg(reinterpret_cast<const float2*>(states) + first + e);
+      for (int e = 0; e < kJoined; ++e)
+        fresh[e] = there[e] ? __ldcg(reinterpret_cast<const float2*>(parts) + first + e) : float2{0, 0};
+#pragma unroll 1
       for (int from = 0; from < here; from += kAhead) {
-        float sum[kAhead][kQueries][kColumns];
+        float sum[kAhead][kJoined][kColumns];
+        const float* sums =
+            partials_.of(p_, tile.tile, base + from) + 2 * partials_.queries + first * p_.head_dim + lane_;
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          const float* const sums = partials_.of(p_, tile.tile, base + from + i) + 2 * partials_.queries +
-                                    first * p_.head_dim + lane_;
+        for (int i = 0; i < kAhead; ++i, sums += partials_.floats(p_))
 #pragma unroll
-          for (int e = 0; e < kQueries; ++e)
+          for (int e = 0; e < kJoined; ++e)
 #pragma unroll
             for (int c = 0; c < kColumns; ++c)
-              sum[i][e][c] = from + i < here && lane_ + 32 * c < p_.head_dim
+              sum[i][e][c] = there[e] && from + i < here && lane_ + 32 * c < p_.head_dim
                                  ? __ldcg(sums + e * p_.head_dim + 32 * c)
                                  : 0.0F;
-        }
         if (from == 0) {
 #pragma unroll
-          for (int e = 0; e < kQueries; ++e) {
+          for (int e = 0; e < kJoined; ++e) {
             const bool touches =
                 lane_ < here && seen(item.set, first + e).touches(item.chunk * kChunk, kChunk);
             sees[e] = __ballot_sync(~0U, int(touches));
@@ -409,13 +427,13 @@ class SplitWarp {
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-          for (int e = 0; e < kQueries; ++e) {
-            const int lane = (from + i) & 31;
+          for (int e = 0; e < kJoined; ++e) {
+            const int lane = from + i;  // none sees a chunk that is not there
             const Factors f{__shfl_sync(~0U, old[e], lane), __shfl_sync(~0U, now[e], lane)};
             const float of_chunk = __shfl_sync(~0U, fresh[e].y, lane);
-            const bool some = from + i < here && (sees[e] >> lane & 1) != 0;
-            const float weight = f.join(state[e].sum, of_chunk);
-            state[e].sum = some ? weight : state[e].sum;
+            const bool some = (sees[e] >> lane & 1) != 0;
+            const float weights = f.join(state[e].sum, of_chunk);
+            state[e].sum = some ? weights : state[e].sum;
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) {
               const float joined = f.join(total[e][c], sum[i][e][c]);
@@ -425,7 +443,8 @@ class SplitWarp {
       }
     }
 #pragma unroll
-    for (int e = 0; e < kQueries; ++e) {
+    for (int e = 0; e < kJoined; ++e) {
+      if (!there[e]) continue;
       bf16* const o = output_row(first + e);
       const float share = share_of(state[e].sum);
 #pragma unroll
