@@ -14,6 +14,8 @@ struct Case {
   bool norm;
   std::array<std::array<Band, 2>, kMaxQueryStreams> bands;  // per stream: over the keys of x, of p
   std::array<bool, kMaxQueryStreams> asks{true, true};
+  int64_t texts = 4;
+  bool p_turned = false;  // p's keys come turned
 };
 
 std::vector<Case> cases() {
@@ -28,35 +30,56 @@ std::vector<Case> cases() {
       {"keys_only", 2, 2, 64, 32, next, true, two({none, none}, {all, window(0, 140)}), {false, true}},
       {"free_pause", 8, 2, 96, 48, half, true, two({all, none}, {all, none})},
       {"wide", 4, 2, 128, 128, next, true, two({window(0, 3), none}, {window(0, 3), window(0, 0)})},
+      {"chunks_in_rings", 4, 4, 64, 64, half, true, two({all, window(1, 64)}, {all, window(0, 64)})},
+      {"turned_before",
+       4,
+       2,
+       96,
+       96,
+       next,
+       true,
+       two({all, window(1, 70)}, {all, window(0, 70)}),
+       {true, true},
+       4,
+       true},
+      {"crowd", 2, 2, 64, 64, half, true, two({all, window(1, 9)}, {all, window(0, 9)}), {true, true}, 40},
       {"narrow", 2, 1, 16, 16, half, true, two({all, window(1, 200)}, {all, window(0, 200)})},
   };
 }
 
 // Several texts at once, each one position on; their caches hold what an earlier step might have left.
 struct Texts {
-  static constexpr int64_t kSlots = 5, kPage = 32, kPerSlot = 12, kPositions = kPage * kPerSlot;
-  // Texts in other slots than their numbers; the fourth has no prediction row.
-  std::vector<int32_t> slot{3, 0, 4, 1}, begin{300, 0, 127, 128}, document{250, 0, 3, 0}, zero{0, 0, 0, 0},
-      one{1, 1, 1, 1}, row{0, 1, 2, 3}, count_p{1, 1, 1, 0}, positions{300, 0, 127, 128}, table;
+  static constexpr int64_t kPage = 32, kPerSlot = 12, kPositions = kPage * kPerSlot;
+  // Texts in other slots than their numbers, one slot is free; every fourth has no prediction row.
+  int64_t texts, slots;
+  std::vector<int32_t> slot, begin, document, zero, one, row, count_p, table;
   std::array<Matrix, 2> q, o, q_turned, k, v, k_turned, cache_k, cache_v;
   Matrix cos, sin, q_gain, k_gain;
 
-  explicit Texts(const Case& c) {
-    for (int64_t i = 0; i < kSlots * kPerSlot; ++i) table.push_back(int32_t(i * 7 % (kSlots * kPerSlot)));
+  explicit Texts(const Case& c) : texts(c.texts), slots(c.texts + 1) {
+    for (int32_t i = 0; i < texts; ++i) {
+      const std::array<int32_t, 4> positions{300, 0, 127, 128}, starts{250, 0, 3, 0};
+      const size_t kind = size_t(i % 4);
+      // The first four as they are, the others somewhat later.
+      slot.push_back(int32_t((i * 2 + 3) % slots)), begin.push_back(positions[kind] + i / 4 * 5);
+      document.push_back(starts[kind]), zero.push_back(0), one.push_back(1), row.push_back(i);
+      count_p.push_back(kind == 3 ? 0 : 1);
+    }
+    for (int64_t i = 0; i < slots * kPerSlot; ++i) table.push_back(int32_t(i * 7 % (slots * kPerSlot)));
     cos = Matrix(DType::f32, kPositions, c.width / 2), sin = Matrix(DType::f32, kPositions, c.width / 2);
     rope_fill({cos, sin, c.pairs}, 10000);
     q_gain = Matrix(DType::f32, 1, c.head_dim), k_gain = Matrix(DType::f32, 1, c.head_dim);
     q_gain.randomise(4, "q gain", 0.3, 1), k_gain.randomise(4, "k gain", 0.3, 1);
     const int64_t wide = c.heads * c.head_dim, narrow = c.kv_heads * c.head_dim;
     for (size_t s = 0; s < 2; ++s) {
-      const auto fresh = [&](int64_t rows, int64_t cols, const char* name) {
-        Matrix m(DType::bf16, rows, cols, cols + 8);
+      const auto fresh = [&](int64_t cols, const char* name) {
+        Matrix m(DType::bf16, texts, cols, cols + 8);
         m.randomise(5 + s, name, 1.5);
         return m;
       };
-      q[s] = fresh(4, wide, "q"), o[s] = fresh(4, wide, "o"), q_turned[s] = fresh(4, wide, "nothing");
-      k[s] = fresh(4, narrow, "k"), v[s] = fresh(4, narrow, "v"), k_turned[s] = fresh(4, narrow, "nothing");
-      const int64_t rows = blocks(c, s) * c.kv_heads * rows_of_block(c, s);
+      q[s] = fresh(wide, "q"), o[s] = fresh(wide, "o"), q_turned[s] = fresh(wide, "nothing");
+      k[s] = fresh(narrow, "k"), v[s] = fresh(narrow, "v"), k_turned[s] = fresh(narrow, "nothing");
+      const int64_t rows = (paged(s) ? slots * kPerSlot : slots) * c.kv_heads * rows_of_block(c, s);
       cache_k[s] = Matrix(DType::bf16, rows, c.head_dim), cache_v[s] = Matrix(DType::bf16, rows, c.head_dim);
       cache_k[s].randomise(7 + s, "cache k"), cache_v[s].randomise(7 + s, "cache v");
     }
@@ -67,14 +90,14 @@ struct Texts {
     for (const auto& bands : c.bands) most = std::max(most, bands[set].hi);
     return paged(set) ? kPage : most;
   }
-  static int64_t blocks(const Case&, size_t set) { return paged(set) ? kSlots * kPerSlot : kSlots; }
 };
 
 void attend(const Case& c, Texts& t, bool fused) {
-  Matrix rstd(DType::f32, 4, c.heads);
+  Matrix rstd(DType::f32, t.texts, c.heads);
   OnDevice on(Device::cuda);
   const auto has = [&](size_t set) { return !c.bands[0][set].empty() || !c.bands[1][set].empty(); };
-  DecodeStep step{4, 1, on.ids(t.slot), {}, {on.ids(t.table), Texts::kPerSlot}};
+  const auto turns_keys = [&](size_t set) { return set == 0 || !c.p_turned; };
+  DecodeStep step{t.texts, 1, on.ids(t.slot), {}, {on.ids(t.table), Texts::kPerSlot}};
   step.stream[0] = {on.ids(t.row), on.ids(t.one), on.ids(t.begin), on.ids(t.zero), on.ids(t.document)};
   step.stream[1] = {on.ids(t.row), on.ids(t.count_p), on.ids(t.begin), on.ids(t.zero), on.ids(t.document)};
   const DecodeShape shape{c.heads, c.kv_heads, c.head_dim, 0.1F};
@@ -90,14 +113,17 @@ void attend(const Case& c, Texts& t, bool fused) {
                on(t.v[s]),
                int(s),
                {on(t.cache_k[s]), on(t.cache_v[s]), Texts::rows_of_block(c, s), Texts::paged(s)}};
-    rotation.set[s] = {on(t.k_turned[s]), c.norm ? on(t.k_gain) : Tensor{}, true};
+    rotation.set[s].keep = true;
+    if (!turns_keys(s)) continue;
+    rotation.set[s].k = on(t.k_turned[s]);
+    if (c.norm) rotation.set[s].gain = on(t.k_gain);
   }
   if (fused) {
     ASSERT_TRUE(decode_attention_rotates(on.exec(), shape, step, queries, keys, rotation));
     return decode_attention(on.exec(), shape, step, queries, keys, rotation);
   }
   const auto turn = [&](Tensor x, int64_t heads, Tensor gain, Tensor y) {
-    rope_forward(on.exec(), x, heads, rotation.table, on.ids(t.positions), {gain, rotation.eps},
+    rope_forward(on.exec(), x, heads, rotation.table, on.ids(t.begin), {gain, rotation.eps},
                  gain ? on(rstd).cols_from(0, heads) : Tensor{}, y);
   };
   for (size_t s = 0; s < 2; ++s) {
@@ -105,7 +131,7 @@ void attend(const Case& c, Texts& t, bool fused) {
       turn(queries[s].q, c.heads, rotation.q_gain[s], on(t.q_turned[s]));
       queries[s].q = on(t.q_turned[s]);
     }
-    if (!has(s)) continue;
+    if (!has(s) || !turns_keys(s)) continue;
     turn(keys[s].k, c.kv_heads, rotation.set[s].gain, on(t.k_turned[s]));
     keys[s].k = on(t.k_turned[s]);
   }
@@ -124,10 +150,12 @@ TEST_P(DecodeRotationTest, IsTheOperationsItStandsFor) {
     EXPECT_EQ(bits(one.o[s]), bits(other.o[s])) << "stream " << s;
     EXPECT_EQ(bits(one.cache_k[s]), bits(other.cache_k[s])) << "set " << s;
     EXPECT_EQ(bits(one.cache_v[s]), bits(other.cache_v[s])) << "set " << s;
-    // The fourth text has no row of predictions: what stands there means nothing.
-    for (int64_t r = 0; r < (s == 0 ? 4 : 3); ++r)
+    // Where a text has no row of predictions what stands there means nothing.
+    for (int64_t r = 0; r < one.texts; ++r) {
+      if (s == 1 && one.count_p[size_t(r)] == 0) continue;
       for (int64_t col = 0; col < one.k_turned[s]->cols; ++col)
         ASSERT_EQ(one.k_turned[s].get(r, col), other.k_turned[s].get(r, col)) << "set " << s << " row " << r;
+    }
   }
   // Something has happened.
   EXPECT_NE(bits(one.cache_k[0]), bits(Texts(c).cache_k[0]));

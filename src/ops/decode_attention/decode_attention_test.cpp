@@ -24,6 +24,12 @@ const Band kNone = Band::none(), kAll = Band::causal();
 
 using Bands = std::array<Band, kMaxKeySets>;
 
+std::vector<int64_t> many_lengths() {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < 45; ++i) lengths.push_back(90 + i);
+  return lengths;
+}
+
 std::vector<Case> cases() {
   const auto two = [](Bands x, Bands p) { return std::array<Bands, kMaxQueryStreams>{x, p}; };
   const Bands all{kAll, kNone, kNone}, nothing{};
@@ -41,6 +47,10 @@ std::vector<Case> cases() {
       {"many_heads", 40, 1, 8, two(beside(kAll, {1, 2}), beside(kAll, {0, 2})), {70}, 0, 32},
       {"wide", 4, 4, 96, two(beside(kAll, {1, 70}), beside(kAll, {0, 70})), {400, 129, 1}, 0, 64},
       {"wide_groups", 8, 2, 128, two(all, all), {300, 257}, 90, 64},
+      // On a GPU: more texts than a warp has lanes, more chunks than there are warps; whole chunks in a ring;
+      // pages that begin and end within a chunk.
+      {"many_texts", 8, 8, 16, two(beside(kAll, {1, 64}), beside(kAll, {0, 64})), many_lengths(), 50, 24},
+      {"window_of_chunks", 2, 2, 64, two(beside({0, 128}, {1, 64}), beside({0, 128}, {0, 64})), {290, 64}, 0},
   };
 }
 
