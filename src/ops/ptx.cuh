@@ -133,6 +133,14 @@ __device__ inline void store_to_block(uint32_t there, uint32_t a, uint32_t b) {
   asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(there), "r"(a), "r"(b) : "memory");
 }
 
+// Adds to a number that several blocks count with; returns what it was. What was written before, by this
+// thread or seen by it, is seen by who reads what this left, and the other way round.
+__device__ inline unsigned add_in_order(unsigned* p, unsigned n) {
+  unsigned old;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(n) : "memory");
+  return old;
+}
+
 // 2^x to 2^-22 of the value; 0 for -inf.
 __device__ inline float fast_exp2(float x) {
   float y;

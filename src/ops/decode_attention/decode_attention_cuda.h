@@ -72,20 +72,36 @@ struct Problem {
   Rotation rotation;
 };
 
-// What chunks leave for a tile of queries until they are joined, one chunk after the other: the softmax of
-// every query, then its sums. A tile is up to kQueryTile queries of a run of one position and a key head.
+// What chunks leave for a tile of queries until they are joined: of every query the softmax of each chunk,
+// then of every query its sums of each chunk. A tile is up to kQueryTile queries of a run of one position and
+// a key head.
 struct Partials {
   float* data = nullptr;
   unsigned* done = nullptr;  // by tile: chunks that are there; 0 between calls
   int32_t queries = 0;       // room for so many
+  int32_t items = 0;         // and for so many chunks
+  int32_t width = 0;         // of sums: the head's, rounded up to what kernels are made for
   int32_t tiles = 0;         // of a run and key head
   int32_t count = 0;         // tiles of the whole call
 
-  constexpr int64_t floats(const Problem& p) const { return int64_t{queries} * (2 + p.head_dim); }
-  constexpr float* of(const Problem& p, int tile, int item) const {
-    return data + (int64_t{tile} * p.most_items + item) * floats(p);
+  constexpr int64_t of_tile() const { return int64_t{queries} * items * (2 + width); }
+  // [items] of a query: softmax, as two numbers; sums.
+  constexpr float* softmax(int tile, int query) const {
+    return data + tile * of_tile() + int64_t{query} * items * 2;
+  }
+  constexpr float* sums(int tile, int query) const {
+    return data + tile * of_tile() + (int64_t{queries} * 2 + int64_t{query} * width) * items;
   }
 };
+// What kernels are made for.
+constexpr int padded_head(int head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : 128;
+}
+// Chunks of one query, half of them of two, that are loaded together when they are joined.
+template <int D>
+constexpr int chunks_ahead() {
+  return D <= 64 ? 16 : 8;
+}
 // In the device's scratch: the same places for every call of the same shape.
 Partials partials_of(const Exec& ex, const Problem& p);
 

@@ -59,8 +59,9 @@ Partials partials_of(const Exec& ex, const Problem& p) {
   const int64_t count = int64_t{p.runs} * p.kv_heads * partials.tiles;
   SPS_CHECK(count < INT32_MAX);
   partials.count = int32_t(count), partials.queries = std::min(of_position, kQueryTile);
-  // The softmaxes are read as pairs: a part's size is even, for a head's width is.
-  const int64_t floats = count * p.most_items * partials.floats(p);
+  partials.items = p.most_items, partials.width = padded_head(p.head_dim);
+  // Joining reads chunks together, also where there are fewer.
+  const int64_t floats = count * partials.of_tile() + int64_t{chunks_ahead<64>()} * partials.width;
   partials.data =
       reinterpret_cast<float*>(device_scratch(ex, DeviceSlot::partial, size_t(floats) * sizeof(float)));
   partials.done =
@@ -69,9 +70,8 @@ Partials partials_of(const Exec& ex, const Problem& p) {
 }
 
 void attend_split(const Exec& ex, const Problem& p) {
-  if (p.head_dim <= 64) return launch<64>(ex, p);
-  if (p.head_dim <= 96) return launch<96>(ex, p);
-  launch<128>(ex, p);
+  const int width = padded_head(p.head_dim);
+  (width == 64 ? launch<64> : width == 96 ? launch<96> : launch<128>)(ex, p);
 }
 
 }  // namespace sps::ops::decode

@@ -92,8 +92,10 @@ class SplitWarp {
       if (n + 1 < count_ && shared_.item[s].tile == shared_.tile.tile) continue;
       if (is_last(in_tile)) {
         ++tiles;
+        const int live = shared_.tile.live;
 #pragma unroll 1
-        for (int query = 0; query < shared_.tile.live; query += kJoined) join_chunks(query);
+        for (int query = 0; query + 1 < live; query += 2) join_chunks<2>(query);
+        if (live % 2 != 0) join_chunks<1>(live - 1);
         if constexpr (kTurns) hand_on_keys();
       }
       in_tile = 0;
@@ -227,18 +229,21 @@ class SplitWarp {
       if (r.norm)
         rope::load_unit(is_query ? p_.stream[stream].gain : p_.set[max(set, 0)].gain, unit, p_.head_dim, on,
                         gains);
+      const bf16* const from = !on ? nullptr : is_query ? query_row(vector) : own_row(false, set);
       if (first == 0) {
+        const bf16 *const own_keys = copies_keys ? own_row(false, copied) : nullptr, *const own_values =
+                                                                                         copies
+                                                                                             ? own_row(true,
+                                                                                                       copied)
+                                                                                             : nullptr;
         ready(tile.run.run, tile.key_head);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int column = (lane + (half << kLog)) * kPiece;
-          const bool live_piece = copies && column < p_.head_dim;
-          kept[1][half] = load_fresh(live_piece, live_piece ? own_row(true, copied) + column : nullptr);
-          const bool key_piece = copies_keys && column < p_.head_dim;
-          kept[0][half] = load_fresh(key_piece, key_piece ? own_row(false, copied) + column : nullptr);
+          kept[0][half] = load_fresh(copies_keys && column < p_.head_dim, own_keys + column);
+          kept[1][half] = load_fresh(copies && column < p_.head_dim, own_values + column);
         }
       }
-      const bf16* const from = !on ? nullptr : is_query ? query_row(vector) : own_row(false, set);
       widen(load_fresh(on, from + unit.first), v[0]);
       widen(load_fresh(second, from + unit.second), v[1]);
       if (r.norm) rope::scale_unit(v, rope::norm_factor(v, kLog, p_.head_dim, r.eps), gains);
@@ -286,27 +291,30 @@ class SplitWarp {
     for (int m = 0; m < kKeyTiles; ++m) weights_of(s[m][0], base, w[m][0]);
     const bool dirty = tile.run.sets[set].mixed(chunk) && has_nonfinite(stage.v);
     if (dirty) clean(stage.v);
-    float* const part = partials_.of(p_, tile.tile, nth);
     sums_of_weights(w, sum);
+    float* sums[2];  // of this lane's two queries
 #pragma unroll
-    for (int e = 0; e < 2; ++e)
+    for (int e = 0; e < 2; ++e) {
       if (lane_ < 4 && t + e < tile.live)
-        *reinterpret_cast<float2*>(part + 2 * (t + e)) = make_float2(top[0][e], sum[0][e]);
-    float* const sums = part + 2 * partials_.queries;
+        reinterpret_cast<float2*>(partials_.softmax(tile.tile, t + e))[nth] =
+            make_float2(top[0][e], sum[0][e]);
+      sums[e] = partials_.sums(tile.tile, t + e) + nth * D + lane_ / 4;
+    }
     const auto at_v = MatrixAddress<D>::b(stage.v);
 #pragma unroll
     for (int block = 0; block < D / 16; ++block) {
       weighted_values<D>(at_v, block, w, sum);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int n = t + i % 2, d = 16 * block + 8 * (i / 2) + lane_ / 4;
-        if (n < tile.live && d < p_.head_dim) sums[n * p_.head_dim + d] = sum[0][i];
+        const int d = 16 * block + 8 * (i / 2);
+        if (t + i % 2 < tile.live && d < p_.head_dim) sums[i % 2][d] = sum[0][i];
       }
     }
     if (dirty) add_taken_out(set, chunk, seen_by, sums);
   }
   // To the sums, which each lane finds as it has left them.
-  __device__ void add_taken_out(int set, int chunk, const Interval (&seen_by)[1][2], float* sums) const {
+  __device__ void add_taken_out(int set, int chunk, const Interval (&seen_by)[1][2],
+                                float* const (&sums)[2]) const {
     const WorkItem& tile = shared_.tile;
     const int t = 2 * (lane_ & 3), first_key = chunk * kChunk;
     const Interval keys = tile.run.sets[set].within(chunk);
@@ -320,8 +328,8 @@ class SplitWarp {
       const auto for_sums = [&](auto&& body) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int n = t + i % 2, d = 16 * block + 8 * (i / 2) + lane_ / 4;
-          if (n < tile.live && d < p_.head_dim) body(sum[0][i], sums[n * p_.head_dim + d]);
+          const int d = 16 * block + 8 * (i / 2);
+          if (t + i % 2 < tile.live && d < p_.head_dim) body(sum[0][i], sums[i % 2][d]);
         }
       };
       for_sums([](float& here, const float& there) { here = there; });
@@ -355,57 +363,49 @@ class SplitWarp {
   __device__ bool is_last(int in_tile) const {
     const int items = shared_.tile.items;
     __syncwarp();
+    if (in_tile == items) return true;
     int there = 0;
     if (lane_ == 0) {
-      __threadfence();
-      there = in_tile;
       unsigned* const done = &partials_.done[shared_.tile.tile];
-      if (in_tile < items) {
-        there += int(atomicAdd(done, unsigned(in_tile)));
-        if (there == items) *done = 0;
-      }
-      if (there == items) __threadfence();
+      there = in_tile + int(add_in_order(done, unsigned(in_tile)));
+      if (there == items) *done = 0;
     }
     return __shfl_sync(~0U, there, 0) == items;
   }
 
-  // Joins the chunks of kJoined of the tile's queries, from `first` on, and writes their rows. A lane has
-  // every 32nd column; a chunk's factors are made by one lane.
-  static constexpr int kJoined = 2;
+  // Joins the chunks of some of the tile's queries, from `first` on, and writes their rows. A lane has every
+  // 32nd column; a chunk's factors are made by one lane.
+  template <int kJoined>
   __device__ void join_chunks(int first) const {
-    constexpr int kColumns = D / 32, kAhead = D <= 64 ? 16 : 8;  // chunks at a time
+    constexpr int kColumns = D / 32, kAhead = chunks_ahead<D>() / kJoined;
     static_assert(32 % kAhead == 0);
     const WorkItem& tile = shared_.tile;
     const int chunks = tile.run.all_chunks();
-    const bool there[kJoined] = {true, first + 1 < tile.live};
     Softmax state[kJoined];
     float total[kJoined][kColumns] = {};
 #pragma unroll 1
     for (int base = 0; base < chunks; base += 32) {
       const int here = min(chunks - base, 32), mine = base + min(lane_, here - 1);
-      const Item item = tile.run.item(mine);
-      const float* const parts = partials_.of(p_, tile.tile, mine);
       float2 fresh[kJoined];
-      float old[kJoined], now[kJoined];
+      float old[kJoined], now[kJoined], sum[kAhead][kJoined][kColumns], next[kAhead][kJoined][kColumns];
       unsigned sees[kJoined];
 #pragma unroll
       for (int e = 0; e < kJoined; ++e)
-        fresh[e] = there[e] ? __ldcg(reinterpret_cast<const float2*>(parts) + first + e) : float2{0, 0};
+        fresh[e] = __ldcg(reinterpret_cast<const float2*>(partials_.softmax(tile.tile, first + e)) + mine);
 #pragma unroll 1
-      for (int from = 0; from < here; from += kAhead) {
-        float sum[kAhead][kJoined][kColumns];
-        const float* sums =
-            partials_.of(p_, tile.tile, base + from) + 2 * partials_.queries + first * p_.head_dim + lane_;
+      for (int from = -kAhead; from < here; from += kAhead) {
+        if (from + kAhead < here)
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i, sums += partials_.floats(p_))
+          for (int e = 0; e < kJoined; ++e) {
+            const float* const sums =
+                partials_.sums(tile.tile, first + e) + (base + from + kAhead) * D + lane_;
 #pragma unroll
-          for (int e = 0; e < kJoined; ++e)
+            for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c)
-              sum[i][e][c] = there[e] && from + i < here && lane_ + 32 * c < p_.head_dim
-                                 ? __ldcg(sums + e * p_.head_dim + 32 * c)
-                                 : 0.0F;
-        if (from == 0) {
+              for (int c = 0; c < kColumns; ++c) next[i][e][c] = __ldcg(sums + i * D + 32 * c);
+          }
+        if (from < 0) {
+          const Item item = tile.run.item(mine);
 #pragma unroll
           for (int e = 0; e < kJoined; ++e) {
             const bool touches =
@@ -423,28 +423,34 @@ class SplitWarp {
             old[e] = f.old, now[e] = f.now;
             state[e].top = __shfl_sync(~0U, top, 31);
           }
+        } else {
+#pragma unroll
+          for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+            for (int e = 0; e < kJoined; ++e) {
+              const int lane = from + i;  // none sees a chunk that is not there
+              const Factors f{__shfl_sync(~0U, old[e], lane), __shfl_sync(~0U, now[e], lane)};
+              const float of_chunk = __shfl_sync(~0U, fresh[e].y, lane);
+              const bool seen_by = (sees[e] >> lane & 1) != 0;
+              const float weights = f.join(state[e].sum, of_chunk);
+              state[e].sum = seen_by ? weights : state[e].sum;
+#pragma unroll
+              for (int c = 0; c < kColumns; ++c) {
+                const float joined = f.join(total[e][c], sum[i][e][c]);
+                total[e][c] = seen_by ? joined : total[e][c];
+              }
+            }
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-          for (int e = 0; e < kJoined; ++e) {
-            const int lane = from + i;  // none sees a chunk that is not there
-            const Factors f{__shfl_sync(~0U, old[e], lane), __shfl_sync(~0U, now[e], lane)};
-            const float of_chunk = __shfl_sync(~0U, fresh[e].y, lane);
-            const bool some = (sees[e] >> lane & 1) != 0;
-            const float weights = f.join(state[e].sum, of_chunk);
-            state[e].sum = some ? weights : state[e].sum;
+          for (int e = 0; e < kJoined; ++e)
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) {
-              const float joined = f.join(total[e][c], sum[i][e][c]);
-              total[e][c] = some ? joined : total[e][c];
-            }
-          }
+            for (int c = 0; c < kColumns; ++c) sum[i][e][c] = next[i][e][c];
       }
     }
 #pragma unroll
     for (int e = 0; e < kJoined; ++e) {
-      if (!there[e]) continue;
       bf16* const o = output_row(first + e);
       const float share = share_of(state[e].sum);
 #pragma unroll
