@@ -73,6 +73,7 @@ Problem make_problem(const DecodeShape& shape, const DecodeStep& step, const Dec
     if (!cache.k) continue;
     to.cache_k = cache.k.data, to.cache_v = cache.v.data;
     to.rows = int32_t(cache.rows), to.paged = cache.paged;
+    to.whole_chunks = cache.rows % kChunk == 0;
     SPS_CHECK(cache.k.rows < INT32_MAX);
     p.aligned = p.aligned && aligned(cache.k) && aligned(cache.v);
   }

@@ -36,7 +36,8 @@ struct DeviceKeys {
   const void *k = nullptr, *v = nullptr;  // of the step
   int64_t k_stride = 0, v_stride = 0;
   void *cache_k = nullptr, *cache_v = nullptr;
-  int32_t rows = 1;  // of a block of the cache
+  int32_t rows = 1;           // of a block of the cache
+  bool whole_chunks = false;  // which is whole chunks
   bool paged = false;
   int32_t stream = 0;
   // Of a call that turns and keeps: where the turned keys go (null: they are turned already), the norm's
@@ -100,7 +101,7 @@ constexpr int padded_head(int head_dim) {
 // Chunks of one query, half of them of two, that are loaded together when they are joined.
 template <int D>
 constexpr int chunks_ahead() {
-  return D <= 64 ? 16 : 8;
+  return D <= 64 ? 16 : D <= 96 ? 4 : 8;
 }
 // In the device's scratch: the same places for every call of the same shape.
 Partials partials_of(const Exec& ex, const Problem& p);

@@ -141,9 +141,12 @@ struct WorkItem {
   // By a warp, which knows the same of both.
   __device__ void take(const WorkItem& from) {
     constexpr int kWords = sizeof(WorkItem) / sizeof(int);
-    static_assert(kWords * sizeof(int) == sizeof(WorkItem));
-    for (int i = int(threadIdx.x) & 31; i < kWords; i += 32)
-      reinterpret_cast<int*>(this)[i] = reinterpret_cast<const int*>(&from)[i];
+    static_assert(kWords * sizeof(int) == sizeof(WorkItem) && kWords <= 64);
+    const int lane = int(threadIdx.x) & 31;
+    const auto* const words = reinterpret_cast<const int*>(&from);
+    const int low = words[lane], high = lane + 32 < kWords ? words[lane + 32] : 0;
+    reinterpret_cast<int*>(this)[lane] = low;
+    if (lane + 32 < kWords) reinterpret_cast<int*>(this)[lane + 32] = high;
     __syncwarp();
   }
 };
@@ -198,7 +201,7 @@ class ItemCursor {
           const int who = __ffs(int(__ballot_sync(~0U, int(n < end * of_run)))) - 1;
           items_ = __shfl_sync(~0U, here, who);
           n -= (__shfl_sync(~0U, end, who) - items_) * of_run;
-          run_ = base + who, tile_ = n / items_, nth_ = n - tile_ * items_;
+          run_ = base + who, tile_ = int(unsigned(n) / unsigned(items_)), nth_ = n - tile_ * items_;
           return count;
         }
       }
@@ -208,12 +211,21 @@ class ItemCursor {
     }
     return count;
   }
-  // To the next item. False: it is another run's, which enter() is to find.
-  __device__ bool next(const Problem& p, const Partials& partials) {
-    if (++nth_ < items_) return true;
+  // To the next item, of which `run` tells. False: it is another run's, which enter() is to find.
+  __device__ bool next(const Problem& p, const Partials& partials, const RunInfo& run) {
+    if (++nth_ < items_) {
+      if (--left_ > 0)
+        ++at_.chunk;
+      else
+        locate(run);
+      return true;
+    }
     nth_ = 0;
-    if (++tile_ < p.kv_heads * partials.tiles) return true;
-    tile_ = 0, ++run_;
+    if (++tile_ < p.kv_heads * partials.tiles) {
+      locate(run);
+      return true;
+    }
+    tile_ = 0, items_ = 0, ++run_;
     return false;
   }
   // Reads what there is to know of the run; goes on to the first one that has items.
@@ -221,28 +233,36 @@ class ItemCursor {
 #pragma unroll 1
     for (;; ++run_) {
       const RunLists lists(p, run_);
-      items_ = lists.template items<kTurns>(p);
+      if (items_ == 0) items_ = lists.template items<kTurns>(p);
       if (items_ == 0) continue;
       run.template fill<kTurns>(p, lists);
-      return;
+      return locate(run);
     }
   }
   // By a warp: all of `item` but for what it knows of the run.
   __device__ void fill(const Problem& p, const Partials& partials, WorkItem& item) const {
     if ((int(threadIdx.x) & 31) == 0) {
-      const int key_head = tile_ / partials.tiles, first = (tile_ - key_head * partials.tiles) * kQueryTile;
+      const int key_head = partials.tiles == 1 ? tile_ : tile_ / partials.tiles,
+                first = (tile_ - key_head * partials.tiles) * kQueryTile;
       item.key_head = key_head, item.first = first;
       item.live = max(min(item.run.queries - first, kQueryTile), 0);
       item.tile = run_ * p.kv_heads * partials.tiles + tile_, item.items = items_, item.nth = nth_;
-      const bool some = nth_ < item.run.all_chunks();
-      const Item at = item.run.item(nth_);
-      item.set = some ? at.set : -1, item.chunk = some ? at.chunk : 0;
+      item.set = at_.set, item.chunk = at_.chunk;
     }
     __syncwarp();
   }
 
  private:
+  __device__ void locate(const RunInfo& run) {
+    at_ = {-1, 0};
+    if (nth_ >= run.all_chunks()) return;
+    at_ = run.item(nth_);
+    left_ = run.first_chunk[at_.set] + run.chunks[at_.set] - at_.chunk;
+  }
+
   int run_ = 0, tile_ = 0, nth_ = 0, items_ = 0;
+  int left_ = 0;  // chunks of the set, this one and those behind it
+  Item at_{-1, 0};
 };
 
 // Which keys are copied. Those of earlier steps may be before the kernels of this one have ended; in their
@@ -255,7 +275,28 @@ __device__ inline void copy_item(const Problem& p, const WorkItem& item, char* k
   constexpr int kWide = D % 64 == 0 ? D / 8 : 4, kAcross = D / 8 / kWide, kRowsOfPass = 32 / kWide;
   static_assert(kChunk == 64 && 32 % kRowsOfPass == 0);  // rows 32 apart are permuted alike
   const int lane = int(threadIdx.x) & 31, first_key = item.chunk * kChunk;
+  const int row_of_pass = lane / kWide, chunk_of_row = lane % kWide, column = 8 * chunk_of_row;
   const Interval keys = item.run.sets[item.set].within(item.chunk);
+  const DeviceKeys& set = p.set[item.set];
+  // Most chunks lie in one piece of a page, and all of their keys are seen: addresses differ by constants.
+  if (kFrom != From::step && set.whole_chunks && p.head_dim == D && keys.end - keys.begin == kChunk &&
+      keys.end <= item.run.begin[set.stream]) {
+    const int64_t at =
+        int64_t{item.run.where(p, item.set, item.key_head, first_key) + row_of_pass} * D + column;
+    const uint16_t *const k_from = static_cast<const uint16_t*>(set.cache_k) + at,
+                          *const v_from = static_cast<const uint16_t*>(set.cache_v) + at;
+    const int swizzled = chunk_of_row ^ attention::swizzle<D>(row_of_pass);
+#pragma unroll
+    for (int down = 0; down < kChunk; down += kRowsOfPass)
+#pragma unroll
+      for (int across = 0; across < kAcross; ++across) {
+        const int chunk = across * kWide, from = down * D + 8 * chunk,
+                  to = (down + row_of_pass) * D * 2 + ((swizzled ^ attention::swizzle<D>(down)) + chunk) * 16;
+        copy_async_16(k_tile + to, k_from + from, true);
+        copy_async_16(v_tile + to, v_from + from, true);
+      }
+    return;
+  }
   int where[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -264,13 +305,10 @@ __device__ inline void copy_item(const Problem& p, const WorkItem& item, char* k
   }
   const auto k = keys_of<uint16_t>(p, item.set, item.key_head),
              v = values_of<uint16_t>(p, item.set, item.key_head);
-  const int row_of_pass = lane / kWide, chunk_of_row = lane % kWide, column = 8 * chunk_of_row;
   // Where nothing is read an address is still to be one.
-  const uint16_t *const k_cache = (k.cache != nullptr ? k.cache : k.step) + column, *const v_cache =
-                                                                                        (v.cache != nullptr
-                                                                                             ? v.cache
-                                                                                             : v.step) +
-                                                                                        column;
+  const bool cached_keys = k.cache != nullptr;
+  const uint16_t* const k_cache = (cached_keys ? k.cache : k.step) + column;
+  const uint16_t* const v_cache = (cached_keys ? v.cache : v.step) + column;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half)
 #pragma unroll

@@ -70,6 +70,7 @@ class SplitWarp {
     for (int n = 0, s = 0; n < count_; ++n) {
       if (in_tile == 0) {
         shared_.tile.take(shared_.item[s]);
+        meet_tile();
         prepare(ready, q[0]);
         if (!kTurns && n == 0) late = ask_for_step_rows();
       }
@@ -111,8 +112,9 @@ class SplitWarp {
   __device__ void ask(int s) {
     if (asked_ == count_) return;
     WorkItem& item = shared_.item[s];
-    if (asked_ > 0 && cursor_.next(p_, partials_)) {
-      if (kStages > 1) item.take(shared_.item[s == 0 ? kStages - 1 : s - 1]);
+    const WorkItem& before = shared_.item[s == 0 ? kStages - 1 : s - 1];
+    if (asked_ > 0 && cursor_.next(p_, partials_, before.run)) {
+      if (kStages > 1) item.take(before);
     } else {
       cursor_.enter(p_, item.run);
     }
@@ -154,6 +156,17 @@ class SplitWarp {
     const QueryPlace at = query(n);
     const DeviceStream& stream = p_.stream[at.stream];
     return static_cast<bf16*>(stream.o) + at.row * stream.o_stride + at.head * p_.head_dim;
+  }
+  // What this lane's queries of the tile, 2 (lane % 4) and the next, need with every chunk.
+  __device__ void meet_tile() {
+    const WorkItem& tile = shared_.tile;
+    const int t = 2 * (lane_ & 3);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      stream_[e] = t + e < tile.live ? tile.run.stream_of(p_, tile.first + t + e) : -1;
+      softmax_[e] = reinterpret_cast<float2*>(partials_.softmax(tile.tile, t + e));
+      sums_[e] = partials_.sums(tile.tile, t + e) + lane_ / 4;
+    }
   }
   // What the tile's query n sees of a set; nothing if there is no such query.
   __device__ Interval seen(int set, int n) const {
@@ -279,12 +292,18 @@ class SplitWarp {
   __device__ void attend(int set, int chunk, int nth, typename Shared::Stage& stage,
                          const uint32_t (&q)[1][D / 16][2]) {
     const WorkItem& tile = shared_.tile;
-    const int t = 2 * (lane_ & 3), first_key = chunk * kChunk;
-    const Interval seen_by[1][2] = {{seen(set, t), seen(set, t + 1)}};
+    const int first_key = chunk * kChunk;
+    Interval seen_by[1][2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      seen_by[0][e] = stream_[e] >= 0 ? tile.run.seen[set][stream_[e]] : Interval{0, 0};
     float s[kKeyTiles][1][4], top[1][2], sum[1][4];
     uint32_t w[kKeyTiles][1][2];
     dot_products<D>(stage.k, 0, q, s);
-    mask_and_scale(s, p_.scale_log2, seen_by, first_key);
+    if (tile.run.sets[set].all.covers(first_key, kChunk))
+      scale_scores(s, p_.scale_log2);  // columns without a query give what nobody reads
+    else
+      mask_and_scale(s, p_.scale_log2, seen_by, first_key);
     tops_of(s, top);
     const float base[2] = {base_of(top[0][0]), base_of(top[0][1])};
 #pragma unroll
@@ -292,13 +311,11 @@ class SplitWarp {
     const bool dirty = tile.run.sets[set].mixed(chunk) && has_nonfinite(stage.v);
     if (dirty) clean(stage.v);
     sums_of_weights(w, sum);
-    float* sums[2];  // of this lane's two queries
+    float* sums[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      if (lane_ < 4 && t + e < tile.live)
-        reinterpret_cast<float2*>(partials_.softmax(tile.tile, t + e))[nth] =
-            make_float2(top[0][e], sum[0][e]);
-      sums[e] = partials_.sums(tile.tile, t + e) + nth * D + lane_ / 4;
+      if (lane_ < 4 && stream_[e] >= 0) softmax_[e][nth] = make_float2(top[0][e], sum[0][e]);
+      sums[e] = sums_[e] + nth * D;
     }
     const auto at_v = MatrixAddress<D>::b(stage.v);
 #pragma unroll
@@ -307,7 +324,7 @@ class SplitWarp {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int d = 16 * block + 8 * (i / 2);
-        if (t + i % 2 < tile.live && d < p_.head_dim) sums[i % 2][d] = sum[0][i];
+        if (stream_[i % 2] >= 0 && d < p_.head_dim) sums[i % 2][d] = sum[0][i];
       }
     }
     if (dirty) add_taken_out(set, chunk, seen_by, sums);
@@ -316,7 +333,7 @@ class SplitWarp {
   __device__ void add_taken_out(int set, int chunk, const Interval (&seen_by)[1][2],
                                 float* const (&sums)[2]) const {
     const WorkItem& tile = shared_.tile;
-    const int t = 2 * (lane_ & 3), first_key = chunk * kChunk;
+    const int first_key = chunk * kChunk;
     const Interval keys = tile.run.sets[set].within(chunk);
     const auto where = [&](int key) {
       const int position = first_key + key;
@@ -329,7 +346,7 @@ class SplitWarp {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int d = 16 * block + 8 * (i / 2);
-          if (t + i % 2 < tile.live && d < p_.head_dim) body(sum[0][i], sums[i % 2][d]);
+          if (stream_[i % 2] >= 0 && d < p_.head_dim) body(sum[0][i], sums[i % 2][d]);
         }
       };
       for_sums([](float& here, const float& there) { here = there; });
@@ -488,6 +505,10 @@ class SplitWarp {
   Shared& shared_;
   const int lane_;
   int count_ = 0, asked_ = 0;  // items
+  // Of the tile that is worked on; the stream is -1 where there is no query.
+  int stream_[2];
+  float2* softmax_[2];
+  float* sums_[2];
   ItemCursor<kTurns> cursor_;
 };
 

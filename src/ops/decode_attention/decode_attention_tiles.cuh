@@ -71,6 +71,17 @@ __device__ inline void mask_and_scale(float (&s)[kTiles][kQueries][4], float sca
     }
 }
 
+// The same where all keys are seen.
+template <int kTiles, int kQueries>
+__device__ inline void scale_scores(float (&s)[kTiles][kQueries][4], float scale) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[m][n][i] = __fmul_rn(s[m][n][i], scale);
+}
+
 // Largest score of each of this lane's queries over the warp's keys.
 template <int kTiles, int kQueries>
 __device__ inline void tops_of(const float (&s)[kTiles][kQueries][4], float (&top)[kQueries][2]) {
