@@ -146,7 +146,8 @@ TEST_F(GpuTrainerTest, GraphsChangeNoBit) {
       RunConfig c = run("graphs-" + name, pooled ? "free_pause" : family, dtype);
       if (pooled) c.model.ffn = "pooled", c.model.pred_input = "token";
       if (std::string(family) == "sequential") c.model.window = kWindowAuto;
-      if (std::string(family) == "sps") c.phase.at = 0.5, c.train.recompute = "block";
+      if (std::string(family) == "sps") c.train.recompute = "block";
+      if (std::string(family) == "free_pause") c.phase.at = 0.5;
       c.train.eval_every_tokens = c.train.save_every_tokens = 4 * 640;
       RunConfig plain = c;
       plain.run.graphs = false, plain.run.dir = (dir_ / ("plain-" + name)).string();
