@@ -101,7 +101,7 @@ constexpr int padded_head(int head_dim) {
 // Chunks of one query, half of them of two, that are loaded together when they are joined.
 template <int D>
 constexpr int chunks_ahead() {
-  return D <= 64 ? 16 : D <= 96 ? 4 : 8;
+  return D <= 64 ? 8 : 4;
 }
 // In the device's scratch: the same places for every call of the same shape.
 Partials partials_of(const Exec& ex, const Problem& p);
