@@ -18,6 +18,7 @@ struct Case {
   int64_t document = 0;  // documents are about that long; 0: one
   int64_t page = 64;
   std::array<bool, kMaxQueryStreams> streams{true, true};
+  int64_t tail = INT64_MAX;  // positions before the last so many are taken in large pieces in any case
 };
 
 const Band kNone = Band::none(), kAll = Band::causal();
@@ -26,7 +27,7 @@ using Bands = std::array<Band, kMaxKeySets>;
 
 std::vector<int64_t> many_lengths() {
   std::vector<int64_t> lengths;
-  for (int64_t i = 0; i < 45; ++i) lengths.push_back(90 + i);
+  for (int64_t i = 0; i < 45; ++i) lengths.push_back(68 + i % 5);
   return lengths;
 }
 
@@ -42,15 +43,60 @@ std::vector<Case> cases() {
       {"free_pause", 6, 2, 48, two(all, all), {129, 20, 3}, 40, 64},
       {"read_set", 2, 2, 20, two(nothing, {kNone, {0, 2}, kAll}), {31, 60}, 9, 7, {false, true}},
       {"odd_bands", 2, 2, 8, two(beside({0, 3}, {2, 5}), beside({1, 4}, {0, 1})), {45, 26}, 11, 64},
-      {"long", 2, 1, 16, two(beside(kAll, {1, 9}), beside(kAll, {0, 9})), {2500, 1030}, 1700, 64},
-      {"long_window", 1, 1, 16, two(beside({0, 1200}, kNone), all), {1500}, 0, 64},
-      {"many_heads", 40, 1, 8, two(beside(kAll, {1, 2}), beside(kAll, {0, 2})), {70}, 0, 32},
-      {"wide", 4, 4, 96, two(beside(kAll, {1, 70}), beside(kAll, {0, 70})), {400, 129, 1}, 0, 64},
-      {"wide_groups", 8, 2, 128, two(all, all), {300, 257}, 90, 64},
+      {"long",
+       2,
+       1,
+       16,
+       two(beside(kAll, {1, 9}), beside(kAll, {0, 9})),
+       {2500, 1030},
+       1700,
+       64,
+       {true, true},
+       9},
+      {"long_window", 1, 1, 16, two(beside({0, 1200}, kNone), all), {1500}, 0, 64, {true, true}, 9},
+      {"many_heads",
+       40,
+       1,
+       8,
+       two(beside(kAll, {1, 2}), beside(kAll, {0, 2})),
+       {70},
+       0,
+       32,
+       {true, true},
+       12},
+      {"wide",
+       4,
+       4,
+       96,
+       two(beside(kAll, {1, 70}), beside(kAll, {0, 70})),
+       {400, 129, 1},
+       0,
+       64,
+       {true, true},
+       20},
+      {"wide_groups", 8, 2, 128, two(all, all), {300, 257}, 90, 64, {true, true}, 20},
       // On a GPU: more texts than a warp has lanes, more chunks than there are warps; whole chunks in a ring;
       // pages that begin and end within a chunk.
-      {"many_texts", 8, 8, 16, two(beside(kAll, {1, 64}), beside(kAll, {0, 64})), many_lengths(), 50, 24},
-      {"window_of_chunks", 2, 2, 64, two(beside({0, 128}, {1, 64}), beside({0, 128}, {0, 64})), {290, 64}, 0},
+      {"many_texts",
+       8,
+       8,
+       8,
+       two(beside(kAll, {1, 64}), beside(kAll, {0, 64})),
+       many_lengths(),
+       50,
+       24,
+       {true, true},
+       5},
+      {"window_of_chunks",
+       2,
+       2,
+       64,
+       two(beside({0, 128}, {1, 64}), beside({0, 128}, {0, 64})),
+       {290, 64},
+       0,
+       64,
+       {true, true},
+       80},
   };
 }
 
@@ -179,7 +225,10 @@ Outputs in_steps(const Sequences& all, DType dtype, const Steps& how) {
     for (size_t b = 0; b < slots; ++b) {
       const int64_t left = c.lengths[b] - done[b];
       if (left == 0 || rng.below(draw++, 4) == 0) continue;
-      const int64_t n = std::min(left, 1 + int64_t(rng.below(draw++, uint64_t(most))));
+      const bool early = left > c.tail;
+      const int64_t piece =
+                        1 + int64_t(rng.below(draw++, uint64_t(early ? std::max<int64_t>(most, 500) : most))),
+                    n = std::min(early ? left - c.tail : left, piece);
       slot.push_back(slot_of(b)), row.push_back(int32_t(source.size())), count.push_back(int32_t(n));
       begin.push_back(int32_t(done[b])), first.push_back(0);
       for (int64_t i = 0; i < n; ++i) source.push_back(all.start[b] + done[b] + i);
