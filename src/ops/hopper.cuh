@@ -81,6 +81,30 @@ __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// ---- Numbers for another block of the cluster. Places and barriers are block_address()es of one block; the
+// barrier is told of the bytes, and who has waited for it sees them. That block must have made the barrier,
+// and must not end before they have come.
+
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, float a, float b, float c, float d) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
+      "r"(barrier), "f"(a), "f"(b), "f"(c), "f"(d)
+      : "memory");
+}
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, float a, float b) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(to),
+               "r"(barrier), "f"(a), "f"(b)
+               : "memory");
+}
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, uint32_t a, uint32_t b) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, [%1];" ::"r"(to),
+               "r"(barrier), "r"(a), "r"(b)
+               : "memory");
+}
+__device__ __forceinline__ void arrive_at_block(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // ---- Copies.
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
