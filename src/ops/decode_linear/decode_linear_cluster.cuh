@@ -40,7 +40,7 @@ __device__ __forceinline__ int row_of(int lane) {
   return g % 2 * 4 + g / 2;
 }
 __device__ __forceinline__ int place_in_chunk(int row, int byte) {
-  return row * kChunkBytes + (byte ^ row % 8 * kVectorBytes);
+  return row * kChunkBytes + (byte ^ (row & 7) * kVectorBytes);
 }
 
 // What a lane multiplies of half a chunk of a tile and of kRows rows of x.
@@ -113,7 +113,7 @@ __device__ __forceinline__ void norm_rows(const Product<bf16>& p, unsigned char*
                                           const float* gain) {
   using Shape = ClusterShape<kRows>;
   constexpr int kKept = 13, kStep = 4 * kWarp;  // fours of a lane; columns of a warp
-  constexpr int kColumns = kChunk<bf16>;
+  constexpr int kColumns = kChunk<bf16>, kChunkOfAll = kRows * kChunkBytes;
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
   const int rank = int(cluster_rank()), blocks = int(cluster_blocks());
   // Where the lane's next four numbers go: every second chunk, the same bytes of it.
@@ -123,17 +123,19 @@ __device__ __forceinline__ void norm_rows(const Product<bf16>& p, unsigned char*
     const auto read = [&, from = static_cast<const float*>(p.x) + from_row * p.x_stride](int c) {
       return __ldcg(reinterpret_cast<const float4*>(from + c));
     };
-    int part = 0, chunk = lane / (kColumns / 4);
+    const unsigned char* to = x_rows + lane / (kColumns / 4) * kChunkOfAll + place_in_chunk(row, byte);
+    const unsigned char* const end = x_rows + p.part_chunks * kChunkOfAll;
+    unsigned part = 0;
     const auto send = [&](float4 v, float scale, int c) {
-      while (chunk >= p.part_chunks) chunk -= p.part_chunks, ++part;
       const float4 n = normed(v, scale, *reinterpret_cast<const float4*>(gain + c));
       const uint32_t low = pack_bf16(n.x, n.y), high = pack_bf16(n.z, n.w);
-      const unsigned char* const to = x_rows + chunk * (kRows * kChunkBytes) + place_in_chunk(row, byte);
-      hopper::send(block_address(to, unsigned(part)), block_address(arrived, unsigned(part)), low, high);
+#pragma unroll
+      for (int i = 0; i < kStep / kColumns; ++i)  // so many parts are passed in a step at most
+        if (to >= end) to -= p.part_chunks * kChunkOfAll, ++part;
+      hopper::send(block_address(to, part), block_address(arrived, part), low, high);
       if (blocks > kParts)
-        hopper::send(block_address(to, unsigned(part + kParts)),
-                     block_address(arrived, unsigned(part + kParts)), low, high);
-      chunk += kStep / kColumns;
+        hopper::send(block_address(to, part + kParts), block_address(arrived, part + kParts), low, high);
+      to += kStep / kColumns * kChunkOfAll;
     };
     if (p.k <= kKept * kStep) {
       float4 kept[kKept];
@@ -144,7 +146,8 @@ __device__ __forceinline__ void norm_rows(const Product<bf16>& p, unsigned char*
       }
       float sum = 0;
 #pragma unroll
-      for (int i = 0; i < kKept; ++i) sum = add_squares(kept[i], sum);
+      for (int i = 0; i < kKept; ++i)
+        if (i * kStep < p.k) sum = add_squares(kept[i], sum);
       const float scale = scale_of(sum, p.eps, p.k);
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
