@@ -107,6 +107,7 @@ bool launch_cluster(const Exec& ex, const Product<bf16>& p) {
       return swiglu ? launch_rows<kRows, 4, true>(ex, p) : launch_rows<kRows, 4, false>(ex, p);
     return swiglu ? launch_rows<kRows, 8, true>(ex, p) : launch_rows<kRows, 8, false>(ex, p);
   };
+  if (p.rows <= 8) return with_rows.template operator()<8>();
   if (p.rows <= 16) return with_rows.template operator()<16>();
   if (p.rows <= 32) return with_rows.template operator()<32>();
   return with_rows.template operator()<64>();

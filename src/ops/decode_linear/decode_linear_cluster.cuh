@@ -1,4 +1,4 @@
-// y^T = w x^T for 9 to 64 rows of bf16. The blocks of a group are the parts of k: each has its part of all
+// y^T = w x^T for up to 64 rows of bf16. The blocks of a group are the parts of k: each has its part of all
 // rows of x in shared memory, and of every feature's weights it reads its part alone. A group walks over
 // neighbouring tiles of features, a warp has one of them at a time. A cluster is one or two groups.
 //
