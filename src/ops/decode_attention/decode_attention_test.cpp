@@ -276,7 +276,8 @@ Outputs in_steps(const Sequences& all, DType dtype, const Steps& how) {
   return out;
 }
 
-// Of numbers above 1 relative to b's.
+// Of numbers above 1 relative to b's: half a unit of bf16 is 1/256 of the number, which passes any fixed
+// bound.
 double largest_difference(const Outputs& a, const Outputs& b) {
   double most = 0;
   for (size_t s = 0; s < a.size(); ++s)
