@@ -248,6 +248,7 @@ class Peer:
             return recorded(self.begin, decoder.step)
 
 
+MOST_UNROLLED = 24  # blocks that are compiled as one
 # The most promising first.
 WAYS = ("plain/sdpa", "compiled/sdpa", "compiled/flex", "measured/best", "compiled/products", "reduce-overhead/best",
         "plain/products")
@@ -285,6 +286,8 @@ def measure(args):
         for peer in peers:
             if time.perf_counter() - began > args.limit:
                 peer.ways[way] = {"skipped": "no time left"}
+            elif way.startswith("reduce") and len(peer.decoder.w.blocks) > MOST_UNROLLED:
+                peer.ways[way] = {"skipped": "a step of so many blocks takes minutes to compile"}
             else:
                 peer.attempt(way)
                 print(peer.recipe, peer.batch, way, peer.ways[way], file=sys.stderr, flush=True)

@@ -156,6 +156,7 @@ class Decoder {
     Tensor keys(Part part) const { return k_turned.x || k_turned.p ? of(k_turned, part) : raw_keys(part); }
   };
   Projections projections(size_t stage, Wanted keys) const;
+  bool one_projection(const Stage& stage) const;
   void project(size_t stage, Wanted queries, Wanted keys);
   void rotate_rows(size_t stage, Wanted queries, Wanted keys);
   void read_level(int64_t level);

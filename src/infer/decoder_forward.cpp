@@ -48,7 +48,7 @@ void Decoder::lay_out(Arena& arena) {
   for (const Stage& stage : plan_.stages) {
     const bool state = need_of(plan_.state, stage.state) != Need::none;
     const bool pred = stage.pred >= 0 && plan_.pred_keys[size_t(stage.pred)];
-    b_.kv.push_back(buffer(act_, state ? 2 * kx : 0, pred ? 2 * kp : 0));
+    b_.kv.push_back(buffer(act_, state ? 2 * kx : 0, pred || one_projection(stage) ? 2 * kp : 0));
     b_.k.push_back(c.qk_norm ? buffer(act_, state ? kx : 0, pred ? kp : 0) : Tensor{});
   }
   for (const KeyPair& pair : caches_.pairs()) {
@@ -218,6 +218,14 @@ Decoder::Projections Decoder::projections(size_t stage, Wanted keys) const {
           kp};
 }
 
+// Both streams' rows can be projected by one product.
+bool Decoder::one_projection(const Stage& stage) const {
+  if (stage.state < 0 || stage.pred < 0) return false;
+  const BlockParameters &x = state_block(stage.state), &p = pred_block(stage.pred);
+  const ModelConfig& c = plan_.config;
+  return x.qkv == p.qkv && x.norm1 == p.norm1 && c.state.width == c.pred.width;
+}
+
 // Queries, keys and values of those streams that need them.
 void Decoder::project(size_t stage, Wanted queries, Wanted keys) {
   const ModelConfig& c = plan_.config;
@@ -226,26 +234,26 @@ void Decoder::project(size_t stage, Wanted queries, Wanted keys) {
   const Projections to = projections(stage, keys);
   const auto weights = [&](Part part) -> const BlockParameters& { return part == Part::p ? wp : wx; };
   const bool one_weight = wx.qkv == wp.qkv, one_norm = wx.norm1 == wp.norm1;
-  if (queries == keys && (one_norm || !one_weight || !(keys.x && keys.p))) {
+  // Of few rows all is projected, wanted or not: one product then stands where there would be a norm and two.
+  const bool x_rows = queries.x || keys.x, p_rows = queries.p || keys.p;
+  if (queries != keys && keys.x && p_rows && x_rows_ + p_rows_ <= ops::kFewDecodeRows && one_projection(s)) {
+    const int64_t width = 2 * kv_width(c, c.state);
+    product(normed(Part::both, wx.norm1), weight(wx.qkv), to.q.both, rows(b_.kv[stage], width, width).both);
+  } else if (queries == keys && (one_norm || !one_weight || !(keys.x && keys.p))) {
     each(keys.x, keys.p, one_weight && one_norm, [&](Part part) {
       const BlockParameters& w = weights(part);
       product(normed(part, w.norm1), weight(w.qkv), of(to.q, part), of(to.kv, part));
     });
   } else {
-    // Rows that are normed alike are normed by each product that takes them.
-    const bool alike = one_norm && c.state.width == c.pred.width;
     const Rows n = rows(b_.n, c.state.width, c.pred.width);
-    if (!alike) norm(queries.x || keys.x, queries.p || keys.p, wx.norm1, wp.norm1);
-    const auto rows_of = [&](Part part) {
-      return alike ? normed(part, weights(part).norm1) : ops::DecodeRows(of(n, part));
-    };
+    norm(x_rows, p_rows, wx.norm1, wp.norm1);
     each(queries.x, queries.p, one_weight, [&](Part part) {
       const BlockParameters& w = weights(part);
-      product(rows_of(part), weight(w.qkv, 0, w.q_rows), of(to.q, part));
+      product(of(n, part), weight(w.qkv, 0, w.q_rows), of(to.q, part));
     });
     each(keys.x, keys.p, one_weight, [&](Part part) {
       const BlockParameters& w = weights(part);
-      product(rows_of(part), weight(w.qkv, w.q_rows, w.kv_rows), of(to.kv, part));
+      product(of(n, part), weight(w.qkv, w.q_rows, w.kv_rows), of(to.kv, part));
     });
   }
   if (keys.x)

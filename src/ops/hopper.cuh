@@ -49,20 +49,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
-// Whether a wait would be over.
-__device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, done;\n"
-      "}\n"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
 // A warp arrives once all its lanes are through with what the barrier guards: one lane for all of them, after
 // they have met. racecheck follows only what each thread does itself, so in a build for it every lane
 // arrives.
@@ -79,6 +65,30 @@ __device__ __forceinline__ void warp_arrive(uint32_t barrier) {
 // Shared memory written by ordinary stores is read next by the tensor cores or the copy engine.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- Numbers for another block of the cluster. Places and barriers are block_address()es of one block; the
+// barrier is told of the bytes, and who has waited for it sees them. That block must have made the barrier,
+// and must not end before they have come.
+
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, float a, float b, float c, float d) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
+      "r"(barrier), "f"(a), "f"(b), "f"(c), "f"(d)
+      : "memory");
+}
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, float a, float b) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(to),
+               "r"(barrier), "f"(a), "f"(b)
+               : "memory");
+}
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, uint32_t a, uint32_t b) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, [%1];" ::"r"(to),
+               "r"(barrier), "r"(a), "r"(b)
+               : "memory");
+}
+__device__ __forceinline__ void arrive_at_block(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // ---- Copies.

@@ -95,6 +95,12 @@ __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
 }
+// The same where nothing was written that others should see.
+__device__ inline void cluster_arrive_relaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
 __device__ inline void cluster_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -108,8 +114,8 @@ __device__ inline void cluster_barrier() {
   __syncthreads();
 #endif
 }
-// The place in another block's shared memory that `p` is in this one's, and what is read and (from sm_90 on)
-// written there. Before the first access every block of the cluster has arrived once.
+// The place in another block's shared memory that `p` is in this one's, and what is read there. Before the
+// first access every block of the cluster has arrived once.
 __device__ inline uint32_t block_address(const void* p, unsigned rank) {
   uint32_t there = shared_address(p);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -125,12 +131,6 @@ __device__ inline float load_from_block(const float* p, unsigned rank) {
 #else
   return rank == 0 ? *p : 0;
 #endif
-}
-__device__ inline void store_to_block(uint32_t there, float x) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
-}
-__device__ inline void store_to_block(uint32_t there, uint32_t a, uint32_t b) {
-  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(there), "r"(a), "r"(b) : "memory");
 }
 
 // Adds to a number that several blocks count with; returns what it was. What was written before, by this

@@ -150,6 +150,7 @@ Trainer::Step Trainer::step() {
   settings.decay = o.weight_decay;
   const StepResult r = train_step(*model_, *optimizer_, micro_batches_, settings, o.clip, [this] {
     if (step_ + 1 < total_steps()) prepare(step_ + 1);
+    gpu_used_ = gpu_memory_used();  // asking the driver takes a while
   });
   // Weights and moments are untouched then.
   if (!r.finite()) {
@@ -299,7 +300,7 @@ void Trainer::record_step(MetricsLog& metrics, const Step& s, double seconds) {
                               {"model_flops_per_second", rate * flops},
                               {"peak_memory_bytes", peak_memory_bytes()}};
   if (ex_.device == Device::cuda)
-    line.update({{"gpu_peak_bytes", device_peak_bytes()}, {"gpu_used_bytes", gpu_memory_used()}});
+    line.update({{"gpu_peak_bytes", device_peak_bytes()}, {"gpu_used_bytes", gpu_used_}});
   metrics.write(line);
 }
 

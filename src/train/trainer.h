@@ -93,6 +93,7 @@ class Trainer {
   int64_t prepared_ = -1;  // the step that they are of
   std::vector<int64_t> starts_;
   int64_t step_ = 0;
+  size_t gpu_used_ = 0;  // in the last step
   bool in_first_phase_ = false;
   Freeze freeze_;                          // with freeze.from: what takes no part in training,
   uint64_t frozen_hash_ = 0;               // and what it holds from the first step to the last

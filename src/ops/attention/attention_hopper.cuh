@@ -74,10 +74,8 @@ __device__ __forceinline__ void stores_commit() {
 __device__ __forceinline__ void stores_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Until at most kPending of the last groups are unfinished.
-template <int kPending = 0>
 __device__ __forceinline__ void stores_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // A turn among blocks: a counter in global memory that each block raises when its part is in global memory.
@@ -90,6 +88,7 @@ __device__ __forceinline__ bool count_reached(const int32_t* counter, int32_t co
   return now >= count;
 }
 __device__ __forceinline__ void await_count(const int32_t* counter, int32_t count) {
+  if (count_reached(counter, count)) return;
   int32_t now;
   do {
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");

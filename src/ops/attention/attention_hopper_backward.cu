@@ -426,16 +426,6 @@ int64_t work_of(const Problem& p, int set) {
   return pairs;
 }
 
-// Sets with the longest tiles come first: while the last of those are under way, blocks that are through take
-// the short tiles of heads that were done long before.
-void plan_phases(const Problem& p, const HopperSchedule& schedule, BackwardWork& work) {
-  int order[kMaxKeySets] = {0, 1, 2};
-  std::stable_sort(order, order + p.sets, [&](int a, int b) { return work_of(p, a) > work_of(p, b); });
-  for (int s = 0; s < p.sets; ++s) work.phase[work.phases++] = {order[s], 0, schedule.tiles};
-  work.schedule = schedule;
-  work.tickets = p.sets * schedule.items;
-}
-
 template <class Shape>
 void launch_backward(const Exec& ex, const Problem& p) {
   BackwardMaps maps{};
@@ -449,7 +439,11 @@ void launch_backward(const Exec& ex, const Problem& p) {
   }
   BackwardWork work;
   work.query_tiles = (p.length + Shape::kQueries - 1) / Shape::kQueries;
-  for (int s = 0; s < p.sets; ++s) work.paired[s] = seen_alike(p, s);
+  for (int s = 0; s < p.sets; ++s) work.order[s] = s, work.paired[s] = seen_alike(p, s);
+  // The longest tiles first: while the last of those are under way, blocks that are through take the short
+  // tiles of heads that were done long before.
+  std::stable_sort(work.order, work.order + p.sets,
+                   [&](int a, int b) { return work_of(p, a) > work_of(p, b); });
   using Sizes = HopperBackwardScratch;
   static_assert(Shape::kGroups == Sizes::kGroups && Shape::kQueryGradient == Sizes::kQueryGradient &&
                 Shape::kQueries == Sizes::queries(Shape::kHeadDim));
@@ -463,13 +457,13 @@ void launch_backward(const Exec& ex, const Problem& p) {
   const int key_tiles = (p.length + Shape::kKeys - 1) / Shape::kKeys;
   // A position of a key head keeps in cache q, d_o and the sums of dq of all that read it, and k and v.
   work.row_bytes = int64_t{8} * p.head_dim * p.streams * p.group + int64_t{4} * p.head_dim * p.sets;
-  plan_phases(p, make_schedule(p, key_tiles, 1, work.row_bytes, scratch), work);
+  work.schedule = make_schedule(p, key_tiles, 1, work.row_bytes, scratch);
   const auto blocks = unsigned(std::max<int64_t>((std::max(counters, starts) + 255) / 256, p.batch));
   prepare_kernel<<<blocks, 256, 0, stream_of(ex)>>>(p, work, int(counters));
   SPS_LAUNCHED();
   SPS_CUDA(cudaFuncSetAttribute(backward_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 Shape::kBytes));
-  const int blocks_of_work = std::min(work.tickets, gpu_info().multiprocessors);
+  const int blocks_of_work = std::min(p.sets * work.schedule.items, gpu_info().multiprocessors);
   if (blocks_of_work > 0)
     backward_kernel<Shape><<<blocks_of_work, Shape::kThreads, Shape::kBytes, stream_of(ex)>>>(maps, p, work);
   SPS_LAUNCHED();

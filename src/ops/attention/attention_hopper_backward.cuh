@@ -15,19 +15,12 @@ struct BackwardMaps {
   CUtensorMap q[kMaxQueryStreams], d_o[kMaxQueryStreams], k[kMaxKeySets], v[kMaxKeySets];
 };
 
-// Key tiles first .. first + tiles - 1 of a set, of all heads: they are worked on one phase after the other.
-struct Phase {
-  int32_t set = 0, first = 0, tiles = 0;
-};
-
 // What the kernels need besides the problem.
 struct BackwardWork {
-  HopperSchedule schedule;  // within a phase; its sections are those of one document a sequence
-  int64_t row_bytes = 0;    // that a position of a key head keeps in cache
-  static constexpr int kMostPhases = 2 * kMaxKeySets;
-  Phase phase[kMostPhases];
-  int32_t phases = 0, tickets = 0;
-  bool paired[kMaxKeySets]{};  // a step of the set is the same 64 queries of both streams
+  HopperSchedule schedule;       // of the key tiles of one set, with sections for one document a sequence
+  int64_t row_bytes = 0;         // that a position of a key head keeps in cache
+  int32_t order[kMaxKeySets]{};  // sets: all tiles of one, of all heads, come before the next one's
+  bool paired[kMaxKeySets]{};    // a step of the set is the same 64 queries of both streams
   int32_t query_tiles = 0;
   int32_t* turns = nullptr;  // of each half of a query tile's dq: blocks that have added to it
   int32_t* starts =
@@ -134,22 +127,21 @@ __device__ __forceinline__ Interval seen_steps(const Problem& p, int set, const 
   return {first, low};
 }
 
-// Blocks that add to the dq of 64 queries from i0 on before the block with the tile of phase `own`: those of
-// phases before, and of its own those with later tiles.
+// Blocks that add to the dq of 64 queries from i0 on before the block with `tile` of the set at `place`:
+// those of sets before it, and of its own set those with later tiles.
 template <class Shape>
 __device__ __forceinline__ int turn_of(const Problem& p, const BackwardWork& work, const int32_t* starts,
-                                       int stream, int i0, int own, int tile) {
+                                       int stream, int i0, int place, int tile) {
   int turn = 0;
 #pragma unroll 1
-  for (int at = 0; at <= own; ++at) {
-    const Phase& phase = work.phase[at];
-    const Sharing sharing = sharing_of<Shape>(work, phase.set, stream);
+  for (int at = 0; at <= place; ++at) {
+    const int set = work.order[at];
+    const Sharing sharing = sharing_of<Shape>(work, set, stream);
     const int first = i0 >> sharing.shift << sharing.shift;
     if (first >= p.length) continue;  // the second half of the last 128
     const QueryRange queries(starts, first, min(first + (1 << sharing.shift), p.length) - 1);
-    const TileRange visited = tile_range(p, band_of(p, phase.set, sharing), queries);
-    const int from = at < own ? phase.first : tile + 1;
-    turn += max(0, min(visited.last, phase.first + phase.tiles) - max(visited.first, from));
+    const TileRange visited = tile_range(p, band_of(p, set, sharing), queries);
+    turn += at < place ? visited.last - visited.first : visited.last - 1 - tile;
   }
   return turn;
 }
@@ -157,7 +149,7 @@ __device__ __forceinline__ int turn_of(const Problem& p, const BackwardWork& wor
 // What there is to know of the step whose first query is i0.
 template <class Shape>
 __device__ __forceinline__ Step find_step(const Problem& p, const BackwardWork& work, const OwnedKeys& keys,
-                                          int phase, const Sharing& sharing, int head, int i0) {
+                                          int place, const Sharing& sharing, int head, int i0) {
   const int32_t* starts = p.document_start + int64_t(keys.sequence) * p.length;
   Step step;
   step.groups = 0;
@@ -173,7 +165,7 @@ __device__ __forceinline__ Step find_step(const Problem& p, const BackwardWork& 
     if (part == 1 && !Shape::kSplitQueries)
       to.turn = step.part[0].turn;
     else
-      to.turn = turn_of<Shape>(p, work, starts, stream, first, phase, keys.tile);
+      to.turn = turn_of<Shape>(p, work, starts, stream, first, place, keys.tile);
     if (first >= p.length || (part == 1 && !Shape::kSplitQueries)) continue;
     const QueryRange range(starts, first, min(first + 64, p.length) - 1);
     const TileKeys seen = range.keys(p.queries[stream].band[keys.set]);
@@ -267,20 +259,16 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
     barrier_wait(base + Shape::kTileEmpty + 8 * tiles.stage(), tiles.parity() ^ 1);
     OwnedKeys& shown = reinterpret_cast<OwnedKeys*>(smem + Shape::kTiles)[tiles.stage()];
     const uint32_t tile_full = base + Shape::kTileFull + 8 * tiles.stage();
-    if (ticket >= work.tickets) {
+    if (ticket >= p.sets * schedule.items) {
       if (lane == 0) {
         shown.steps = -1;
         barrier_arrive(tile_full);
       }
       break;
     }
-    int phase = 0;
-#pragma unroll 1
-    while (ticket >= work.phase[phase].tiles * schedule.heads)
-      ticket -= work.phase[phase++].tiles * schedule.heads;
-    const int set = work.phase[phase].set;
-    const auto [tile, key_head] = schedule.find(ticket, work.phase[phase].tiles);
-    OwnedKeys keys{0, set, key_head / p.kv_heads, key_head % p.kv_heads, work.phase[phase].first + tile};
+    const int place = ticket / schedule.items, set = work.order[place];
+    const auto [tile, key_head] = schedule.find(ticket % schedule.items);
+    OwnedKeys keys{0, set, key_head / p.kv_heads, key_head % p.kv_heads, tile};
     const int32_t* starts = p.document_start + int64_t(keys.sequence) * p.length;
     const int passes = sharing_of<Shape>(work, set, 0).other == 1 ? 1 : p.streams;
     const int all = ((p.length - 1) >> sharing_of<Shape>(work, set, 0).shift) + 1;  // steps of a sequence
@@ -312,7 +300,7 @@ __device__ __forceinline__ void load_steps(const BackwardMaps& maps, const Probl
           int mine = min(n + lane, visit.end - 1);
           if (seen.end - seen.begin == 3 && mine > seen.begin && mine < seen.end)
             mine = seen.begin + seen.end - mine;
-          const Step step = find_step<Shape>(p, work, keys, phase, sharing, head, mine << sharing.shift);
+          const Step step = find_step<Shape>(p, work, keys, place, sharing, head, mine << sharing.shift);
           if constexpr (Shape::kParts == 2) {
             __syncwarp();
             found[lane] = step;
@@ -350,50 +338,28 @@ __device__ __forceinline__ void load_keys(const BackwardMaps& maps, char* smem) 
   }
 }
 
-// The thread that adds one group's parts of dq, each at its turn. The turn is passed on when the sums are in
-// global memory, which takes longer than the next part may take to come: then that one is added first.
+// The thread that adds one group's parts of dq, each at its turn.
 template <class Shape>
 __device__ __forceinline__ void add_dq(const BackwardWork& work, char* smem, int group) {
   const uint32_t base = smem_address(smem), full = base + Shape::kDqFull + 8 * group;
   constexpr uint32_t kBytes = Shape::kGroupGradient * sizeof(float);
-  int32_t *turn = nullptr, next = 0;  // of the part before, as long as it has not been passed on
-  const auto pass_on = [&] {
-    set_count(turn, next);
-    turn = nullptr;
-  };
-  const auto finish = [&] {
-    if (turn == nullptr) return;
-    stores_wait();
-    pass_on();
-  };
   for (uint32_t n = 0;; ++n) {
-    if (!barrier_passed(full, n & 1)) {
-      finish();
-      barrier_wait(full, n & 1);
-    }
+    barrier_wait(full, n & 1);
     const Part part = reinterpret_cast<const Part*>(smem + Shape::kDqSteps)[2 * group + (n & 1)];
     if (part.at < 0) break;
     float* to = work.dq + int64_t(part.at) * Shape::kGroupGradient;
-    int32_t* const own = work.turns + part.at;
     if (part.turn == 0) {
       store_bytes(to, base + Shape::kDq + group * kBytes, kBytes);
     } else {
-      if (!count_reached(own, part.turn)) {
-        finish();
-        await_count(own, part.turn);
-      }
+      await_count(work.turns + part.at, part.turn);
       add_floats(to, base + Shape::kDq + group * kBytes, kBytes);
     }
     stores_commit();
     stores_wait_read();
     barrier_arrive(base + Shape::kDqEmpty + 8 * group);
-    if (turn != nullptr) {
-      stores_wait<1>();
-      pass_on();
-    }
-    turn = own, next = part.turn + 1;
+    stores_wait();
+    set_count(work.turns + part.at, part.turn + 1);
   }
-  finish();
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL

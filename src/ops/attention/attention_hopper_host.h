@@ -20,9 +20,6 @@ struct HopperSchedule {
   };
 #ifdef __CUDACC__
   __device__ __forceinline__ Place find(int item) const {
-    return find(item, tiles);
-  }
-  __device__ __forceinline__ Place find(int item, int tiles) const {
     const int before = item / (section * tiles), first = before * section;
     const int within = item - first * tiles, wide = min(section, heads - first);
     return {tiles - 1 - within / wide, first + within % wide};

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ops/decode_attention/decode_attention_tiles.cuh"
+#include "ops/rope/rope_units.cuh"
 
 namespace sps::ops::decode {
 
@@ -332,6 +333,17 @@ __device__ inline void copy_item(const Problem& p, const WorkItem& item, char* k
         copy_async_16(v_tile + to, v_row + 8 * chunk, valid);
       }
     }
+}
+
+// 8 numbers that another block may have written in this step.
+__device__ inline uint4 load_fresh(bool live, const bf16* from) {
+  return live ? __ldcg(reinterpret_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
+}
+__device__ inline void widen(const uint4& x, float (&to)[kPiece]) {
+  const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i)
+    to[i] = __uint_as_float(i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xFFFF0000U);
 }
 
 }  // namespace sps::ops::decode

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "ops/decode_attention/decode_attention_items.cuh"
-#include "ops/rope/rope_units.cuh"
 
 namespace sps::ops::decode {
 
@@ -21,17 +20,6 @@ struct WarpShared {
   WorkItem item[kStages];
   WorkItem tile;  // an item of the tile that is worked on
 };
-
-// 8 numbers that another block may have written in this step.
-__device__ inline uint4 load_fresh(bool live, const bf16* from) {
-  return live ? __ldcg(reinterpret_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
-}
-__device__ inline void widen(const uint4& x, float (&to)[kPiece]) {
-  const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i)
-    to[i] = __uint_as_float(i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xFFFF0000U);
-}
 
 // Lives in the registers of a warp, whose lanes are together in every call. p may lie in any memory.
 //   SplitWarp warp(p, partials, shared);
@@ -244,11 +232,8 @@ class SplitWarp {
                         gains);
       const bf16* const from = !on ? nullptr : is_query ? query_row(vector) : own_row(false, set);
       if (first == 0) {
-        const bf16 *const own_keys = copies_keys ? own_row(false, copied) : nullptr, *const own_values =
-                                                                                         copies
-                                                                                             ? own_row(true,
-                                                                                                       copied)
-                                                                                             : nullptr;
+        const bf16* const own_keys = copies_keys ? own_row(false, copied) : nullptr;
+        const bf16* const own_values = copies ? own_row(true, copied) : nullptr;
         ready(tile.run.run, tile.key_head);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

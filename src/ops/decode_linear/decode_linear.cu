@@ -64,7 +64,7 @@ bool product(const Exec& ex, const DecodeCall& call) {
   Product<T> p = make_product<T>(call);
   const int parts = parts_of(p.k);
   if constexpr (std::is_same_v<T, bf16>)
-    if (p.rows > kMostDirect && launch_cluster(ex, p)) return true;
+    if (p.rows > most_direct_rows && launch_cluster(ex, p)) return true;
   const int rows_at_once = direct_rows(p, parts);
   if (rows_at_once == 0) return false;
   if (p.rows > kMostDirect && x.gain) {
@@ -97,6 +97,8 @@ bool product(const Exec& ex, const DecodeCall& call) {
 }
 
 }  // namespace
+
+int most_direct_rows = kMostDirect;
 
 bool decode_linear_cuda(const Exec& ex, const DecodeCall& call) {
   const DecodeRows& x = call.x;

@@ -23,7 +23,7 @@ int half_shared() {
 
 // Clusters of so many blocks that the GPU runs side by side, a block on a multiprocessor.
 int count_clusters(int blocks) {
-  const auto kernel = &cluster_kernel<16, false>;
+  const auto kernel = &cluster_kernel<16, 4, false>;
   SPS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared()));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -43,57 +43,57 @@ int most_clusters(int blocks) {
 
 // As many stages as fit, in as few turns as give about so many; depth = 0: not even one for each warp.
 template <int kRows>
-ClusterPlan plan_of(const Product<bf16>& p, int parts, int most_tiles, int shared) {
+ClusterPlan plan_of(const Product<bf16>& p, int most_tiles, int shared) {
   constexpr int kWarps = ClusterShape<kRows>::kWarps;
   ClusterPlan best;
   for (int turns = int(ceil_div(most_tiles, kWarps)); turns <= most_tiles; ++turns) {
-    ClusterPlan plan{parts, int(ceil_div(most_tiles, turns)), 0, turns};
-    const int room = shared - ClusterShape<kRows>(p, plan).bytes();
+    ClusterPlan plan{int(ceil_div(most_tiles, turns)), 0, turns};
+    const int room = shared - ClusterShape<kRows>(p, plan).bytes(plan);
     if (room > 0)
-      plan.depth =
-          std::min(turns * p.part_chunks, room / (plan.tile_warps * (kStageBytes + int(sizeof(uint64_t)))));
+      plan.depth = std::min(turns * p.part_chunks, room / (plan.tile_warps * (kStageBytes + kBarrierBytes)));
     if (4 * plan.depth * plan.tile_warps > 5 * best.depth * best.tile_warps) best = plan;
     if (plan.tile_warps <= kWarps / 2) break;  // more warps make a product faster
   }
   return best;
 }
 
-CUtensorMap weights_map(const Product<bf16>& p) {
-  const bool swiglu = p.end == DecodeEnd::swiglu;
-  const auto rows = cuuint64_t(swiglu ? 2 * p.outputs : p.outputs);
-  const cuuint64_t sizes[] = {cuuint64_t(p.k), rows};
-  const cuuint64_t strides[] = {cuuint64_t(rows > 1 ? p.w_stride : p.k) * sizeof(bf16)};
-  const cuuint32_t box[] = {kChunk<bf16>, cuuint32_t(swiglu ? kTileFeatures / 2 : kTileFeatures)};
+// Boxes of a chunk of `box_rows` rows; what lies outside is zero.
+CUtensorMap chunk_map(const bf16* data, int k, int64_t rows, int64_t stride, int box_rows) {
+  const cuuint64_t sizes[] = {cuuint64_t(k), cuuint64_t(rows)};
+  const cuuint64_t strides[] = {cuuint64_t(rows > 1 ? stride : k) * sizeof(bf16)};
+  const cuuint32_t box[] = {kChunk<bf16>, cuuint32_t(box_rows)};
   const cuuint32_t steps[] = {1, 1};
   CUtensorMap map{};
   const CUresult result =
-      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<bf16*>(p.w), sizes, strides, box,
+      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<bf16*>(data), sizes, strides, box,
                      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   SPS_CHECK(result == CUDA_SUCCESS);
   return map;
 }
 
-template <int kRows>
+template <int kRows, int kParts, bool kSwiglu>
 bool launch_rows(const Exec& ex, Product<bf16> p) {
   constexpr int kEnough = 32 << 10;  // bytes of weights under way on a multiprocessor
-  const int parts = parts_of(p.k);
-  p.tiles = int(ceil_div(p.outputs, p.end == DecodeEnd::swiglu ? kTileFeatures / 2 : kTileFeatures));
+  constexpr int kTileRows = kSwiglu ? kTileFeatures / 2 : kTileFeatures;
+  p.tiles = int(ceil_div(p.outputs, kTileRows));
   // Of rows that are normed, each cluster norms all.
-  const int together = p.gain != nullptr && parts == 4 && 2 * most_clusters(8) >= most_clusters(4) ? 2 : 1;
-  const int blocks = parts * together;
+  const bool two = p.gain != nullptr && kParts == 4 && 9 * 2 * most_clusters(8) >= 8 * most_clusters(4);
+  const int together = two ? 2 : 1, blocks = kParts * together;
   const int clusters = std::min(most_clusters(blocks), int(ceil_div(p.tiles, together)));
   if (clusters == 0) return false;
   const int most_tiles = int(ceil_div(p.tiles, clusters * together));
-  ClusterPlan plan = plan_of<kRows>(p, parts, most_tiles, half_shared());
+  ClusterPlan plan = plan_of<kRows>(p, most_tiles, half_shared());
   const int stages = std::min(most_tiles * p.part_chunks, kEnough / kStageBytes);
-  if (plan.depth * plan.tile_warps < stages) plan = plan_of<kRows>(p, parts, most_tiles, most_shared());
+  if (plan.depth * plan.tile_warps < stages) plan = plan_of<kRows>(p, most_tiles, most_shared());
   if (plan.depth == 0) return false;
   const LaunchShape shape{dim3(unsigned(clusters * blocks)), dim3(ClusterShape<kRows>::kThreads),
-                          size_t(ClusterShape<kRows>(p, plan).bytes()), unsigned(blocks)};
-  const auto kernel =
-      p.end == DecodeEnd::swiglu ? &cluster_kernel<kRows, true> : &cluster_kernel<kRows, false>;
-  launch_behind(ex, shape, kernel, weights_map(p), p, plan);
+                          size_t(ClusterShape<kRows>(p, plan).bytes(plan)), unsigned(blocks)};
+  const CUtensorMap w_map =
+      chunk_map(p.w, p.k, kSwiglu ? 2 * int64_t{p.outputs} : p.outputs, p.w_stride, kTileRows);
+  const CUtensorMap x_map =
+      p.gain != nullptr ? w_map : chunk_map(static_cast<const bf16*>(p.x), p.k, p.rows, p.x_stride, kRows);
+  launch_behind(ex, shape, &cluster_kernel<kRows, kParts, kSwiglu>, w_map, x_map, p, plan);
   return true;
 }
 
@@ -101,9 +101,16 @@ bool launch_rows(const Exec& ex, Product<bf16> p) {
 
 bool launch_cluster(const Exec& ex, const Product<bf16>& p) {
   if (!starts_behind() || p.k < kChunk<bf16>) return false;
-  if (p.rows <= 16) return launch_rows<16>(ex, p);
-  if (p.rows <= 32) return launch_rows<32>(ex, p);
-  return launch_rows<64>(ex, p);
+  const auto with_rows = [&]<int kRows>() {
+    const bool swiglu = p.end == DecodeEnd::swiglu;
+    if (parts_of(p.k) == 4)
+      return swiglu ? launch_rows<kRows, 4, true>(ex, p) : launch_rows<kRows, 4, false>(ex, p);
+    return swiglu ? launch_rows<kRows, 8, true>(ex, p) : launch_rows<kRows, 8, false>(ex, p);
+  };
+  if (p.rows <= 8) return with_rows.template operator()<8>();
+  if (p.rows <= 16) return with_rows.template operator()<16>();
+  if (p.rows <= 32) return with_rows.template operator()<32>();
+  return with_rows.template operator()<64>();
 }
 
 }  // namespace sps::ops::decode_product

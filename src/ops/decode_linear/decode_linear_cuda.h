@@ -14,6 +14,10 @@ struct DecodeCall {
   DecodeEnd end = DecodeEnd::store;
 };
 
+// Rows up to which every block reads all of x; with more of bf16, from sm_90 on, clusters share it. No bit
+// depends on it: tests and benchmarks change it.
+extern int most_direct_rows;
+
 // The norm, the product and its end for at most kFewDecodeRows rows. False, and nothing done, where the
 // kernels do not serve the shapes: operands that cannot be read 16 bytes at a time, very long rows.
 bool decode_linear_cuda(const Exec& ex, const DecodeCall& call);

@@ -31,37 +31,25 @@ struct Sums;
 
 template <int kRows>
 struct Sums<bf16, kRows> {
-  static_assert(kRows == 8 || kRows % 16 == 0);
-  static constexpr int kTiles = kRows < 16 ? 1 : kRows / 16;
-  float sum[kTiles][2][4] = {};
+  static_assert(kRows <= 8);  // of a left operand's sixteen; the others are zero
+  float sum[2][4] = {};
 
   // `byte` is where this chunk begins in the rows of x. Rows that x does not have are the last one again.
   __device__ void add(const uint4 (&w)[2], const SharedRows& x, int byte, int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        const int at = byte + half * kHalf + t * kVectorBytes;
-        const uint4 low = x.at(min(16 * i + g, x.rows - 1), at);
-        uint4 high{};
-        if constexpr (kRows > 8) high = x.at(min(16 * i + g + 8, x.rows - 1), at);
-        multiply_add(sum[i][0], {low.x, high.x, low.y, high.y}, w[half].x, w[half].y);
-        multiply_add(sum[i][1], {low.z, high.z, low.w, high.w}, w[half].z, w[half].w);
-      }
+    for (int half = 0; half < 2; ++half) {
+      const uint4 v = x.at(min(g, x.rows - 1), byte + half * kHalf + t * kVectorBytes);
+      multiply_add(sum[0], {v.x, 0, v.y, 0}, w[half].x, w[half].y);
+      multiply_add(sum[1], {v.z, 0, v.w, 0}, w[half].z, w[half].w);
+    }
   }
   // to[row * row_step + feature]
   __device__ void put(float* to, int row_step, int rows, int lane) const {
     const int g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i)
-#pragma unroll
-      for (int j = 0; j < (kRows > 8 ? 2 : 1); ++j) {
-        const int row = 16 * i + g + 8 * j;
-        if (row < rows)
-          *reinterpret_cast<float2*>(to + row * row_step + 2 * t) =
-              make_float2(sum[i][0][2 * j] + sum[i][1][2 * j], sum[i][0][2 * j + 1] + sum[i][1][2 * j + 1]);
-      }
+    if (g < rows)
+      *reinterpret_cast<float2*>(to + g * row_step + 2 * t) =
+          make_float2(sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]);
   }
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/check.h"
+#include "ops/decode_linear/decode_linear_cuda.h"
 #include "ops/linear/gemm.h"
 
 namespace sps::ops {
@@ -119,8 +120,22 @@ void parts_are_the_whole(const Backend& b) {
   set_thread_count(before);
 }
 
+#ifdef SPS_HAS_CUDA
+// Another kernel takes the calls of few rows: all of them, or none.
+struct DirectRows {
+  const int before = most_direct_rows;
+  explicit DirectRows(int rows) { most_direct_rows = rows; }
+  ~DirectRows() { most_direct_rows = before; }
+};
+#endif
+
 TEST(DecodeLinear, ARowDoesNotDependOnTheOthers) {
   for (const Backend& b : fast_backends()) parts_are_the_whole(b);
+#ifdef SPS_HAS_CUDA
+  const DirectRows one(1);
+  for (const Backend& b : fast_backends())
+    if (b.device == Device::cuda && b.dtype == DType::bf16) parts_are_the_whole(b);
+#endif
   const ForceBf16Fallback no_tiles;
   parts_are_the_whole({Device::cpu, DType::bf16});
 }
@@ -226,27 +241,35 @@ TEST(DecodeLinear, WithWhatStandsBesideIt) {
     }
 }
 
+void blocks_are_cut(const Backend& backend) {
+  for (const Shape& s : kBlocks) {
+    const Block block(backend.dtype, s);
+    const int64_t most = backend.device == Device::cuda ? std::min(s.rows, kFewDecodeRows) : s.rows;
+    const Results whole = results(backend.device, block, 0, most);
+    for (const int64_t part : {1, 5, 8, 9, 16, 17, 32, 33})
+      for (int64_t row = 0, picked = 0; row < most; row += part) {
+        const Results some = results(backend.device, block, row, std::min(part, most - row));
+        const auto equal = [&](const Matrix& a, const Matrix& b, int64_t from) {
+          for (int64_t r = 0; r < a->rows; ++r)
+            for (int64_t c = 0; c < a->cols; ++c)
+              ASSERT_EQ(a.get(r, c), b.get(from + r, c))
+                  << backend.name() << " " << s.rows << "x" << s.in << "x" << s.out << " part " << part;
+        };
+        equal(some.normed, whole.normed, row), equal(some.rest, whole.rest, row);
+        equal(some.picked, whole.picked, picked), picked += some.picked->rows;
+        equal(some.swiglu, whole.swiglu, row), equal(some.swiglu_plain, whole.swiglu_plain, row);
+        equal(some.sum, whole.sum, row);
+      }
+  }
+}
+
 TEST(DecodeLinear, WhatStandsBesideItChangesNothingOfThat) {
+  for (const Backend& backend : fast_backends()) blocks_are_cut(backend);
+#ifdef SPS_HAS_CUDA
+  const DirectRows one(1);
   for (const Backend& backend : fast_backends())
-    for (const Shape& s : kBlocks) {
-      const Block block(backend.dtype, s);
-      const int64_t most = backend.device == Device::cuda ? std::min(s.rows, kFewDecodeRows) : s.rows;
-      const Results whole = results(backend.device, block, 0, most);
-      for (const int64_t part : {1, 5, 8, 9, 16, 17, 32, 33})
-        for (int64_t row = 0, picked = 0; row < most; row += part) {
-          const Results some = results(backend.device, block, row, std::min(part, most - row));
-          const auto equal = [&](const Matrix& a, const Matrix& b, int64_t from) {
-            for (int64_t r = 0; r < a->rows; ++r)
-              for (int64_t c = 0; c < a->cols; ++c)
-                ASSERT_EQ(a.get(r, c), b.get(from + r, c))
-                    << backend.name() << " " << s.rows << "x" << s.in << "x" << s.out << " part " << part;
-          };
-          equal(some.normed, whole.normed, row), equal(some.rest, whole.rest, row);
-          equal(some.picked, whole.picked, picked), picked += some.picked->rows;
-          equal(some.swiglu, whole.swiglu, row), equal(some.swiglu_plain, whole.swiglu_plain, row);
-          equal(some.sum, whole.sum, row);
-        }
-    }
+    if (backend.device == Device::cuda && backend.dtype == DType::bf16) blocks_are_cut(backend);
+#endif
 }
 
 // Numbers that are none in one row, or in rows of w that are not asked for, stay there.
