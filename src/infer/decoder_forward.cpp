@@ -245,15 +245,20 @@ void Decoder::project(size_t stage, Wanted queries, Wanted keys) {
       product(normed(part, w.norm1), weight(w.qkv), of(to.q, part), of(to.kv, part));
     });
   } else {
+    // Rows that one product might take, in other company, are normed as it norms them.
+    const bool alike = one_projection(s);
     const Rows n = rows(b_.n, c.state.width, c.pred.width);
-    norm(x_rows, p_rows, wx.norm1, wp.norm1);
+    if (!alike) norm(x_rows, p_rows, wx.norm1, wp.norm1);
+    const auto rows_of = [&](Part part) {
+      return alike ? normed(part, wx.norm1) : ops::DecodeRows(of(n, part));
+    };
     each(queries.x, queries.p, one_weight, [&](Part part) {
       const BlockParameters& w = weights(part);
-      product(of(n, part), weight(w.qkv, 0, w.q_rows), of(to.q, part));
+      product(rows_of(part), weight(w.qkv, 0, w.q_rows), of(to.q, part));
     });
     each(keys.x, keys.p, one_weight, [&](Part part) {
       const BlockParameters& w = weights(part);
-      product(of(n, part), weight(w.qkv, w.q_rows, w.kv_rows), of(to.kv, part));
+      product(rows_of(part), weight(w.qkv, w.q_rows, w.kv_rows), of(to.kv, part));
     });
   }
   if (keys.x)
