@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kThreads, 1) program_kernel(const Program* pro
 #endif
 }
 
-constexpr int kMostWork = 90 << 10,
-              kMostAttention = 88 << 10;  // bytes of a block that rows, and attention, may take
+constexpr int kMostWork = 80 << 10,
+              kMostAttention = 64 << 10;  // bytes of a block that rows, and attention, may take
 
 // Bytes, in whole lines.
 int rounded_up(int bytes) {
@@ -45,37 +45,41 @@ class List final : public GpuList {
       : ex_(ex),
         most_(size_t(most_stages)),
         by_mail_(by_mail),
-        records_memory_(most_ * sizeof(Record), Memory::device),
+        records_memory_(2 * most_ * sizeof(Record), Memory::device),
         programs_memory_(most_ * sizeof(Program), Memory::device),
         counters_(2 * most_ * kCounterStep * sizeof(unsigned), Memory::device) {}
 
   bool add(const DecodeCall& call) override {
     const DecodeRows& x = call.x;
-    if (records_.size() == most_ || call.w.dtype != DType::bf16 || x.rows() > kMostRows) return false;
+    if (stages_ == most_ || call.w.dtype != DType::bf16 || x.rows() > kMostRows) return false;
     if (!rows_aligned(16, x.x, call.w) || (x.gain && !rows_aligned(16, x.gain))) return false;
     if (call.w.rows == 0 || call.w.rows > INT32_MAX / 2 || call.w.cols > INT32_MAX / 64) return false;
+    if (x.gain && (call.w.cols > kMostNormed || call.end == DecodeEnd::add)) return false;
     Stage s;
     s.product = decode_product::make_product<bf16>(call);
     Product<bf16>& p = s.product;
-    const int parts = decode_product::parts_of(p.k), halves = p.end == DecodeEnd::swiglu ? 2 : 1;
+    const int parts = decode_product::parts_of(p.k), lines = s.pairs() ? 2 : 1;
     s.log_parts = std::countr_zero(unsigned(parts)), s.chunks = int(ceil_div(p.k, kChunk));
     s.pieces = int(ceil_div(s.chunks, kPieceChunks)), s.piece_chunks = int(ceil_div(s.chunks, s.pieces));
     s.pieces = int(ceil_div(s.chunks, s.piece_chunks));
     s.last_chunks = s.chunks - (s.pieces - 1) * s.piece_chunks;
     s.row_inverse = 65536 / unsigned(p.rows) + 1;
-    // Their sums have room, and their pieces are fewer than the ring's barriers.
-    s.batch = std::min(kSumsBytes / (parts * p.rows * kFeatures * int(sizeof(float)) * halves),
-                       (kPieces - 2) / (s.pieces * halves));
+    if (std::has_single_bit(unsigned(p.k))) s.k_inverse = 1.0F / float(p.k);
+    // Their sums have room, and with the stage and its gain they are fewer pieces than the ring has barriers.
+    s.batch = std::min(kSumsBytes / (parts * p.rows * kFeatures * int(sizeof(float)) * lines),
+                       (kPieces - 4) / (s.pieces * lines)) &
+              ~1;
     if (s.batch == 0) return false;
     p.tiles = int(ceil_div(p.outputs, kFeatures));
-    const int64_t floats = p.gain != nullptr ? int64_t{4} * p.k : 0,
-                  work = p.rows * (row_step(s.chunks) + floats),
-                  piece = std::max<int64_t>(kFeatures * row_step(s.piece_chunks), floats);
-    if (work > kMostWork || ring_beside(kMostWork + kMostAttention) < 2 * piece) return false;
+    const int64_t work = int64_t{p.rows} * row_step(s.chunks),
+                  piece = std::max(
+                      {kFeatures * row_step(s.piece_chunks), kStageBytes, p.gain != nullptr ? 4 * p.k : 0});
+    // Two lines are in the ring side by side, and less than a third one is left free where it ends.
+    if (work > kMostWork || ring_beside(kMostWork + kMostAttention) < 3 * piece) return false;
     work_ = std::max(work_, rounded_up(int(work)));
 
     const int blocks = gpu_info().multiprocessors;
-    s.first_block = next_block_;
+    s.first_block = next_block_, s.tiles_each = p.tiles / blocks, s.tiles_more = p.tiles % blocks;
     next_block_ = (next_block_ + p.tiles) % blocks;
     Touched touched{{call.x.x}, {call.y}};
     if (call.end == DecodeEnd::add) touched.reads.push_back(call.y);
@@ -85,7 +89,7 @@ class List final : public GpuList {
   }
 
   bool add(const decode::Problem& p, std::vector<Tensor> reads, std::vector<Tensor> writes) override {
-    if (records_.size() == most_ || p.runs == 0) return false;
+    if (stages_ == most_ || p.runs == 0) return false;
     const decode::Partials partials = decode::partials_of(ex_, p);
     const int64_t items = int64_t{partials.count} * p.most_items;
     if (items > INT32_MAX) return false;
@@ -106,14 +110,17 @@ class List final : public GpuList {
     if (touched_.empty()) return;
     const size_t stages = touched_.size(), first = records_.size() - stages;
     std::vector<Stage*> linked;
-    for (size_t n = first; n < records_.size(); ++n) linked.push_back(&records_[n].stage);
+    for (size_t n = 0; n < stages; ++n) {
+      linked.push_back(&records_[first + n].stage);
+      linked[n]->number = int32_t(n);
+    }
     Links links(touched_, linked, arrivals_);
     links.make(by_mail_);
     Program program;
     program.records = reinterpret_cast<const Record*>(records_memory_.data()) + first;
     // Behind the counters of a launch's stages lies a line of its own numbers.
-    program.counters =
-        reinterpret_cast<unsigned*>(counters_.data()) + (first + programs_.size()) * kCounterStep;
+    program.counters = reinterpret_cast<unsigned*>(counters_.data()) + first * kCounterStep;
+    SPS_CHECK(links.mail_bytes <= INT32_MAX);
     program.mail_bytes = links.mail_bytes;
     for (size_t n = stages; n-- > 0;) {
       linked[n]->next_attention = program.first_attention;
@@ -134,6 +141,9 @@ class List final : public GpuList {
       SPS_CUDA(cudaLaunchKernelEx(&config, program_kernel<D>, there));
     });
     programs_.push_back(program);
+    Record last;
+    last.stage.ends = true;
+    records_.push_back(last);
     touched_.clear(), arrivals_.clear();
     work_ = head_dim_ = attention_warps_ = 0;
   }
@@ -157,13 +167,15 @@ class List final : public GpuList {
   }
 
   void push(const Record& record, Touched touched, int32_t arrivals) {
-    records_.push_back(record), touched_.push_back(std::move(touched)), arrivals_.push_back(arrivals);
+    ++stages_, records_.push_back(record), touched_.push_back(std::move(touched)),
+        arrivals_.push_back(arrivals);
   }
 
   Exec ex_;
   size_t most_;
   bool by_mail_;
-  std::vector<Record> records_;
+  size_t stages_ = 0;
+  std::vector<Record> records_;    // stages, and behind those of a launch one that ends it
   std::vector<Program> programs_;  // launched; there is a stage in each
   // Of the stages that wait for their launch.
   std::vector<Touched> touched_;

@@ -90,10 +90,10 @@ class Links {
           const int64_t row = row_within(writes[0], t);
           if (mails(i)) {
             if (row < 0 || s.attends) return false;
-            int64_t& mail = stages_[i]->y_mail;
+            int32_t& mail = stages_[i]->y_mail;
             const int64_t of_row = t.cols * int64_t(dtype_size(t.dtype));  // whole vectors
-            if (mail < 0) mail = mail_bytes, mail_bytes += writes[0].rows * of_row;
-            (r == 0 ? s.x_mail : s.old_mail) = mail + row * of_row;
+            if (mail < 0) mail = int32_t(mail_bytes), mail_bytes += writes[0].rows * of_row;
+            (r == 0 ? s.x_mail : s.old_mail) = mail + int32_t(row * of_row);
             reads_memory[j][r] = false;
             if (r == 0) waits_for(i);
           } else if (!after[j][i] && !await(i)) {

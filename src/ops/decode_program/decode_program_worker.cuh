@@ -1,0 +1,404 @@
+// What the warps that multiply do with a stage. Its own path, from the mail that it waits for to the mail
+// that it sends, is what a step takes; everything else stands before the waiting.
+//
+// Rows that are normed come to a warp each, which keeps them in registers until they are bf16 in shared
+// memory, and one barrier hands them to all. Of other rows a warp fetches the part of k that it multiplies
+// itself. Sums are made of the same parts, in the same order, as decode_linear_product.cuh makes them; one
+// barrier stands before they are added up.
+#pragma once
+
+#include "ops/decode_program/decode_program_loader.cuh"
+#include "ops/decode_program/decode_program_mail.cuh"
+
+namespace sps::ops::decode_program {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kWorkersBarrier), "n"(kWorkerThreads) : "memory");
+}
+// Both warps that share out a part of k.
+__device__ __forceinline__ void meet_pair(int part) {
+  asm volatile("bar.sync %0, %1;" ::"r"(kFirstPartBarrier + part), "n"(2 * kWarp) : "memory");
+}
+// Where it stands, whatever stands behind it.
+__device__ __forceinline__ uint4 load_shared(uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from));
+  return x;
+}
+
+// Sums of one or two lines of weights and up to 8 rows, bit by bit those of decode_product::Sums: of every 16
+// bytes of a row the words 0 and 1 meet in one instruction, 2 and 3 in another. The lines are the upper and
+// the lower half of the left operand.
+template <bool kTwo>
+struct LineSums {
+  float sum[2][4] = {};
+
+  __device__ __forceinline__ void add(const uint4& a, const uint4& b, const uint4& x) {
+    multiply_add(sum[0], {a.x, b.x, a.y, b.y}, x.x, x.y);
+    multiply_add(sum[1], {a.z, b.z, a.w, b.w}, x.z, x.w);
+  }
+  // Chunks, from the lane's bytes on.
+  template <int kChunks>
+  __device__ __forceinline__ void add(uint32_t a, uint32_t b, uint32_t x) {
+    uint4 first[2 * kChunks], second[2 * kChunks], rows[2 * kChunks];
+#pragma unroll
+    for (int i = 0; i < 2 * kChunks; ++i) {
+      first[i] = load_shared(a + i * kHalf), rows[i] = load_shared(x + i * kHalf);
+      second[i] = kTwo ? load_shared(b + i * kHalf) : first[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kChunks; ++i) add(first[i], second[i], rows[i]);
+  }
+  // to[row * kFeatures + feature], and of the second line `behind` numbers further on.
+  __device__ __forceinline__ void put(float* to, int behind, int rows, int lane) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = lane % 4 * 2 + i, at = row * kFeatures + lane / 4;
+      if (row >= rows) continue;
+      to[at] = sum[0][i] + sum[1][i];
+      if (kTwo) to[behind + at] = sum[0][2 + i] + sum[1][2 + i];
+    }
+  }
+};
+
+struct Worker {
+  unsigned char* const ring;
+  unsigned char* const work;
+  Rest& rest;
+  RingWalk walk;
+  int turn = 0;  // of the places for sums
+  const int me = int(threadIdx.x), warp = me / kWarp, lane = me % kWarp;
+
+  __device__ unsigned* counter(int stage) const { return rest.program.counters + stage * kCounterStep; }
+  __device__ void await_piece(const RingWalk& at) const {
+    wait_for(rest.barriers.full[at.slot()], at.parity());
+  }
+  __device__ void leave_piece(int size) {
+    hopper::warp_arrive(hopper::smem_address(&rest.barriers.empty[walk.slot()]));
+    walk.pass(size);
+  }
+
+  // A warp's part of k, the same for all tiles of a stage. The warps are teams with a warp for each part,
+  // that take lines in turn, two at a time.
+  struct Part {
+    int number, team, teams, begin, end, whole;  // chunks; `whole` of them lie before the end of k
+    uint32_t x;                                  // this lane's row, from the lane's bytes on
+  };
+  __device__ Part part_of(const Stage& s) const {
+    const Product<bf16>& p = s.product;
+    Part part;
+    part.number = warp & ((1 << s.log_parts) - 1), part.team = warp >> s.log_parts;
+    part.teams = kWorkers >> s.log_parts;
+    part.begin = part.number * p.part_chunks, part.end = min(part.begin + p.part_chunks, s.chunks);
+    part.whole = min(part.end, p.k / kChunk);
+    part.x =
+        hopper::smem_address(work) + min(lane / 4, p.rows - 1) * row_step(s.chunks) + lane % 4 * kVectorBytes;
+    return part;
+  }
+
+  // Where a row of x begins: in memory, or as mail.
+  template <class T>
+  __device__ const unsigned char* x_row(const Stage& s, int64_t row) const {
+    const Product<bf16>& p = s.product;
+    if (s.x_mail >= 0) return rest.mail + s.x_mail + uint32_t(row) * uint32_t(p.k) * uint32_t(sizeof(T));
+    return static_cast<const unsigned char*>(p.x) + row * p.x_stride * int64_t(sizeof(T));
+  }
+  // Reads vectors 0, 1, ... from from(i), those whose bit is set in `wanted`, and of mail until they have
+  // come; the others are zeros.
+  template <class T, int kCount, class From>
+  __device__ __forceinline__ static void read(From&& from, unsigned wanted, bool by_mail,
+                                              uint4 (&x)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      x[i] = (wanted >> i & 1) != 0 ? read_mail(from(i)) : make_uint4(0, 0, 0, 0);
+    if (!by_mail) return;
+    Watchdog dog;
+    for (;;) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        if (has_come<T>(x[i])) wanted &= ~(1U << i);
+      if (wanted == 0) return;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        if ((wanted >> i & 1) != 0) x[i] = read_mail(from(i));
+      dog.look();
+    }
+  }
+
+  // A part of all rows, zeros from k on; `both`: of the warps of a part each takes a half.
+  __device__ __forceinline__ void take_part(const Stage& s, const Part& part, bool both) const {
+    constexpr int kAtOnce = 4;
+    const Product<bf16>& p = s.product;
+    if (part.team != 0 && !both) return;
+    const int of_row = (part.end - part.begin) * (kChunkBytes / kVectorBytes), all = of_row * p.rows;
+    const int step = both ? 2 * kWarp : kWarp, first = part.begin * kChunk;
+    int row = 0, vector = lane + part.team * kWarp;
+    const auto into_row = [&] {
+      while (vector >= of_row && row < p.rows) vector -= of_row, ++row;
+    };
+    if (all > 0) into_row();
+#pragma unroll 1
+    for (int n = 0; n < all; n += kAtOnce * step) {
+      const unsigned char* from[kAtOnce];
+      uint32_t to[kAtOnce];
+      uint4 x[kAtOnce];
+      unsigned wanted = 0;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int column = first + vector * (kVectorBytes / int(sizeof(bf16)));
+        const bool there = row < p.rows;
+        if (there && column < p.k) wanted |= 1U << i;
+        from[i] = x_row<bf16>(s, row) + column * int(sizeof(bf16));
+        to[i] = there ? row * row_step(s.chunks) + column * int(sizeof(bf16)) : ~0U;
+        vector += step;
+        into_row();
+      }
+      read<bf16>([&](int i) { return from[i]; }, wanted, s.x_mail >= 0, x);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (to[i] != ~0U) *reinterpret_cast<uint4*>(work + to[i]) = x[i];
+    }
+    if (both)
+      meet_pair(part.number);
+    else
+      __syncwarp();
+  }
+
+  // Row `warp` of x, normed, zeros from k on.
+  template <int kVectors>
+  __device__ __forceinline__ void norm_row(const Stage& s) {
+    constexpr bool kGainsFirst = kVectors <= 8;  // else they would take too many registers
+    const Product<bf16>& p = s.product;
+    const int k = p.k, columns = s.chunks * kChunk;
+    const bool by_mail = s.x_mail >= 0;
+    const unsigned char* const from =
+        x_row<float>(s, p.pick != nullptr ? __ldcg(p.pick + warp) : warp) + lane * kVectorBytes;
+    const auto column = [&](int i) { return 4 * (lane + kWarp * i); };
+    unsigned wanted = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i)
+      if (column(i) < k) wanted |= 1U << i;
+    await_piece(walk);
+    const auto* const gains = reinterpret_cast<const float4*>(ring + walk.place(gain_bytes(p))) + lane;
+    const auto gain_of = [&](int i) { return column(i) < k ? gains[i * kWarp] : make_float4(0, 0, 0, 0); };
+    float4 gain[kGainsFirst ? kVectors : 1];
+    if constexpr (kGainsFirst) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) gain[i] = gain_of(i);
+      leave_piece(gain_bytes(p));
+    }
+    uint4 x[kVectors];
+    const float eps = p.eps, k_inverse = s.k_inverse;
+    unsigned char* const to = work + warp * row_step(s.chunks);
+    read<float>([&](int i) { return from + i * kWarp * kVectorBytes; }, wanted, by_mail, x);
+    const auto numbers = [&](int i) {
+      return make_float4(__uint_as_float(x[i].x), __uint_as_float(x[i].y), __uint_as_float(x[i].z),
+                         __uint_as_float(x[i].w));
+    };
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i)
+      if (column(i) < k) sum = decode_product::add_squares(numbers(i), sum);
+    const float scale = k_inverse != 0 ? 1 / sqrtf(__fmul_rn(warp_sum(sum), k_inverse) + eps)
+                                       : decode_product::scale_of(sum, eps, k);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (column(i) >= columns) continue;
+      const float4 n = decode_product::normed(numbers(i), scale, kGainsFirst ? gain[i] : gain_of(i));
+      *reinterpret_cast<uint2*>(to + column(i) * int(sizeof(bf16))) =
+          make_uint2(pack_bf16(n.x, n.y), pack_bf16(n.z, n.w));
+    }
+    if (!kGainsFirst) leave_piece(gain_bytes(p));
+  }
+  __device__ __forceinline__ void take_normed(const Stage& s) {
+    const int columns = s.chunks * kChunk;
+    if (warp >= s.product.rows)
+      leave_piece(gain_bytes(s.product));
+    else if (columns <= 8 * 4 * kWarp)
+      norm_row<8>(s);
+    else
+      norm_row<kMostNormed / (4 * kWarp)>(s);
+    meet();
+  }
+
+  // The sums of a line or two, part by part. A warp looks at those pieces alone that have something of its
+  // part, and is through with the others at once: between two barriers lie fewer pieces than kPieces.
+  template <bool kTwo>
+  __device__ __forceinline__ void multiply(const Stage& s, const Part& part, bool mine, float* to) {
+    const Product<bf16>& p = s.product;
+    LineSums<kTwo> own;
+#pragma unroll 1
+    for (int i = 0, first = 0; i < s.pieces; ++i, first += s.piece_chunks) {
+      const int count = i + 1 < s.pieces ? s.piece_chunks : s.last_chunks, step = row_step(count),
+                size = kFeatures * step;
+      const int begin = max(part.begin, first), end = min(part.end, first + count);
+      if (mine && begin < end) {
+        RingWalk second = walk;
+        if (kTwo) second.pass(size);
+        const uint32_t lanes = hopper::smem_address(ring) + lane / 4 * step + lane % 4 * kVectorBytes +
+                               (begin - first) * kChunkBytes;
+        uint32_t a = lanes + walk.place(size), b = lanes + second.place(size),
+                 x = part.x + begin * kChunkBytes;
+        await_piece(walk);
+        if (kTwo) await_piece(second);
+        int left = min(end, part.whole) - begin;
+#pragma unroll 1
+        for (; left >= 2; left -= 2, a += 2 * kChunkBytes, b += 2 * kChunkBytes, x += 2 * kChunkBytes)
+          own.template add<2>(a, b, x);
+        if (left > 0) {
+          own.template add<1>(a, b, x);
+          a += kChunkBytes, b += kChunkBytes, x += kChunkBytes;
+        }
+        if (end > part.whole) {  // the last chunk: behind k lies anything
+          const int k = part.whole * kChunk + lane % 4 * (kVectorBytes / int(sizeof(bf16)));
+          const auto weights = [&](uint32_t from, int half) {
+            return k + half * (kChunk / 2) < p.k ? load_shared(from + half * kHalf) : make_uint4(0, 0, 0, 0);
+          };
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            own.add(weights(a, half), weights(kTwo ? b : a, half), load_shared(x + half * kHalf));
+        }
+      }
+      leave_piece(size);
+      if (kTwo) leave_piece(size);
+    }
+    const int of_part = p.rows * kFeatures;
+    if (mine) own.put(to + part.number * of_part, of_part << s.log_parts, p.rows, lane);
+  }
+
+  // Where one number of the result is made and goes.
+  struct Result {
+    int row, feature;
+    bool wanted;
+    const float* sums;  // of its first part
+    unsigned char* mail;
+  };
+  // Number i of those of a batch whose first tile is `from`: of tile i / (8 rows), row by row.
+  __device__ __forceinline__ Result result(const Stage& s, int from, int i) const {
+    const Product<bf16>& p = s.product;
+    const int line = i / kFeatures, tile = int(unsigned(line) * s.row_inverse >> 16);
+    Result r;
+    r.row = line - tile * p.rows;
+    r.feature = (first_tile(s) + (from + tile) * int(gridDim.x)) * kFeatures + i % kFeatures;
+    r.wanted = r.feature < p.outputs;
+    r.sums = rest.sums[turn] + ((s.pairs() ? 2 * tile : tile) * p.rows << s.log_parts) * kFeatures +
+             r.row * kFeatures + i % kFeatures;
+    r.mail = rest.mail + s.y_mail +
+             uint32_t(r.row * p.outputs + r.feature) * uint32_t(p.floats ? sizeof(float) : sizeof(bf16));
+    return r;
+  }
+  // The parts of a sum, `step` numbers apart.
+  template <int kParts>
+  __device__ __forceinline__ static float total(const float* part, int step) {
+    float parts[kParts], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) parts[i] = part[i * step];
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) sum += parts[i];
+    return sum;
+  }
+  __device__ __forceinline__ static float total(const float* part, int step, bool eight) {
+    return eight ? total<8>(part, step) : total<4>(part, step);
+  }
+
+  // What y is added to, which may not have come yet.
+  __device__ uint32_t old_of(const Stage& s, const Result& r) const {
+    const Product<bf16>& p = s.product;
+    if (s.old_mail >= 0)
+      return read_mail_float(rest.mail + s.old_mail +
+                             uint32_t(r.row * p.outputs + r.feature) * uint32_t(sizeof(float)));
+    return __float_as_uint(__ldcg(static_cast<const float*>(p.y) + r.row * p.y_stride + r.feature));
+  }
+
+  // A stage that the block has a part in.
+  __device__ void product(const Stage& s) {
+    const Product<bf16>& p = s.product;
+    const int tiles = tiles_of(s, first_tile(s)), batch = s.batch, of_tile = p.rows * kFeatures;
+    const bool pairs = s.pairs(), adds = p.end == DecodeEnd::add, floats = p.floats, mails = s.y_mail >= 0,
+               keeps = s.keeps, eight = s.log_parts > 2;
+    const int64_t other = rest.other_mail - rest.mail;
+    const Part part = part_of(s);
+    if (s.awaited[0].arrivals > 0) {
+      if (warp == 0 && lane < kMostAwaited && s.awaited[lane].arrivals > 0)
+        await_stage(counter(s.awaited[lane].stage), unsigned(s.awaited[lane].arrivals));
+      meet();
+    }
+    // This thread's first result, and what it is added to: it comes while the sums are made.
+    Result r = result(s, 0, me);
+    uint32_t old = kNoNumber;
+    if (adds && r.wanted && me < min(tiles, batch) * of_tile) old = old_of(s, r);
+    if (p.gain != nullptr)
+      take_normed(s);
+    else
+      take_part(s, part, part.teams == 2 && min(tiles, batch) > (pairs ? 1 : 2));
+
+    const int of_line = of_tile << s.log_parts;
+#pragma unroll 1
+    for (int from = 0; from < tiles; from += batch) {
+      const int count = min(batch, tiles - from), lines = pairs ? 2 * count : count;
+#pragma unroll 1
+      for (int n = 0; n < lines; n += 2) {
+        const bool mine = (n / 2 & (part.teams - 1)) == part.team;
+        float* const to = rest.sums[turn] + n * of_line;
+        n + 1 < lines ? multiply<true>(s, part, mine, to) : multiply<false>(s, part, mine, to);
+      }
+      meet();
+#pragma unroll 1
+      for (int i = me; i < count * of_tile; i += kWorkerThreads) {
+        const bool first = from == 0 && i == me;
+        if (!first) r = result(s, from, i);
+        if (!r.wanted) continue;
+        float sum = total(r.sums, of_tile, eight);
+        if (pairs) {
+          sum = decode_product::silu_times<bf16>(sum, total(r.sums + of_line, of_tile, eight));
+        } else if (adds) {
+          uint32_t before = first ? old : old_of(s, r);
+          Watchdog dog;
+          while (s.old_mail >= 0 && before == kNoNumber) {
+            before = old_of(s, r);
+            dog.look();
+          }
+          sum = __uint_as_float(before) + sum;
+        }
+        if (mails) {
+          if (floats) {
+            write_mail(r.mail, __float_as_uint(sum));
+            write_mail(r.mail + other, kNoNumber);
+          } else {
+            write_mail(r.mail, from_float<bf16>(sum).bits);
+            write_mail(r.mail + other, uint16_t(kNoNumber));
+          }
+        }
+        if (keeps) decode_product::put_result(p, r.row, r.feature, sum);
+      }
+      turn ^= 1;
+    }
+    if (s.arrives) {
+      meet();
+      if (me == 0) arrive(counter(s.number), 1);
+    }
+  }
+
+  // A stage lies in the ring only until every warp has it in a place of its own.
+  __device__ void run() {
+    auto* const mine = rest.stage[warp];
+    const Stage& s = *reinterpret_cast<const Stage*>(mine);
+    for (;;) {
+      await_piece(walk);
+      if (lane < kStageVectors)
+        mine[lane] = reinterpret_cast<const uint4*>(ring + walk.place(kStageBytes))[lane];
+      leave_piece(kStageBytes);
+      if (s.ends) return;
+      product(s);
+      __syncwarp();
+    }
+  }
+};
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+}  // namespace sps::ops::decode_program
