@@ -54,7 +54,6 @@ class List final : public GpuList {
     if (stages_ == most_ || call.w.dtype != DType::bf16 || x.rows() > kMostRows) return false;
     if (!rows_aligned(16, x.x, call.w) || (x.gain && !rows_aligned(16, x.gain))) return false;
     if (call.w.rows == 0 || call.w.rows > INT32_MAX / 2 || call.w.cols > INT32_MAX / 64) return false;
-    if (x.gain && (call.w.cols > kMostNormed || call.end == DecodeEnd::add)) return false;
     Stage s;
     s.product = decode_product::make_product<bf16>(call);
     Product<bf16>& p = s.product;

@@ -19,7 +19,6 @@ constexpr int kThreads = (kFirstAttention + kMostAttentionWarps) * kWarp;
 constexpr int kWorkerRegisters = 128, kOtherRegisters = 248;
 constexpr int kChunk = decode_product::kChunk<bf16>;
 constexpr int kPieceChunks = 16;      // of a piece of the ring, at most
-constexpr int kMostNormed = 1664;     // numbers of a row that is normed
 constexpr int kSumsBytes = 8 << 10;   // of the tiles that are added up together
 constexpr int kCounterStep = 32;      // unsigned numbers from one counter to the next: lines of their own
 constexpr int kWorkersBarrier = 1;    // number of the barrier among the workers
@@ -97,6 +96,7 @@ __host__ __device__ constexpr int attention_bytes(int warps) {
 struct Rest {
   // Those of one batch of tiles may be written while those of the one before are still read.
   alignas(16) float sums[2][kSumsBytes / sizeof(float)];
+  float squares[2][kWorkers * kMostRows];                // of parts of rows that are normed
   alignas(16) uint4 stage[kWorkers + 1][kStageVectors];  // each worker's, and the loading warp's
   RingBarriers barriers;
   // Read where it is needed, for attention wants the registers.

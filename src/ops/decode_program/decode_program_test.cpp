@@ -140,8 +140,8 @@ TEST_F(DecodeProgramTest, GivesTheBitsOfTheCalls) {
       compare(s, 1000, 3);
   compare({2, 72, 200, 100, 3, 8}, 1000, 3, false);
   compare({1, 1024, 3072, 5003, 3}, 1000, 3, false);
-  compare({4, 1664, 2056, 1000, 2, 16}, 1000, 2);
-  compare({1, 1280, 4096, 1000, 1}, 1000, 2);
+  compare({4, 2048, 2056, 1000, 2, 16}, 1000, 2);
+  compare({1, 4096, 1024, 1000, 1}, 1000, 2);
 }
 
 TEST_F(DecodeProgramTest, MayBeCutIntoLaunches) {
@@ -168,9 +168,6 @@ TEST_F(DecodeProgramTest, LeavesOutWhatItCannotDo) {
   EXPECT_FALSE(tries(DType::bf16, kMostProgramRows + 1, 64, 0, program));
   EXPECT_FALSE(tries(DType::bf16, 2, 64, 3, program));
   EXPECT_FALSE(tries(DType::bf16, 8, 1 << 16, 0, program));
-  const Matrix wide(DType::f32, 1, 2048), gain(DType::f32, 1, 2048), n(DType::bf16, 1, 2048),
-      rstd(DType::f32, 1, 1), w(DType::bf16, 16, 2048), y(DType::bf16, 1, 16);
-  EXPECT_FALSE(program.linear({on(wide), on(gain), 1e-5F, on(n), on(rstd)}, on(w), on(y)));
   program.launch();  // nothing
   EXPECT_TRUE(tries(DType::bf16, 1, 64, 0, program));
   EXPECT_TRUE(tries(DType::bf16, 8, 64, 0, program));

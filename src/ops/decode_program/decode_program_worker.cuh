@@ -1,10 +1,9 @@
 // What the warps that multiply do with a stage. Its own path, from the mail that it waits for to the mail
 // that it sends, is what a step takes; everything else stands before the waiting.
 //
-// Rows that are normed come to a warp each, which keeps them in registers until they are bf16 in shared
-// memory, and one barrier hands them to all. Of other rows a warp fetches the part of k that it multiplies
-// itself. Sums are made of the same parts, in the same order, as decode_linear_product.cuh makes them; one
-// barrier stands before they are added up.
+// Of the rows a warp fetches the part of k that it multiplies itself; where they are normed, its squares as
+// well, which lie beside the sums. Sums are made of the same parts, in the same order, as
+// decode_linear_product.cuh makes them; one barrier stands before they are added up.
 #pragma once
 
 #include "ops/decode_program/decode_program_loader.cuh"
@@ -70,7 +69,7 @@ struct Worker {
   unsigned char* const work;
   Rest& rest;
   RingWalk walk;
-  int turn = 0;  // of the places for sums
+  int turn = 0, normed = 0;  // of the places for sums, and for squares
   const int me = int(threadIdx.x), warp = me / kWarp, lane = me % kWarp;
 
   __device__ unsigned* counter(int stage) const { return rest.program.counters + stage * kCounterStep; }
@@ -168,61 +167,69 @@ struct Worker {
       __syncwarp();
   }
 
-  // Row `warp` of x, normed, zeros from k on.
-  template <int kVectors>
-  __device__ __forceinline__ void norm_row(const Stage& s) {
-    constexpr bool kGainsFirst = kVectors <= 8;  // else they would take too many registers
+  // A part of rows that are normed: x times the gain, and the sum of its squares. `both` as above: they take
+  // rows in turn.
+  __device__ __forceinline__ void take_normed(const Stage& s, const Part& part, bool both, float* squares) {
+    constexpr int kAtOnce = 4, kEach = kVectorBytes / int(sizeof(float));
     const Product<bf16>& p = s.product;
-    const int k = p.k, columns = s.chunks * kChunk;
+    if (part.team != 0 && !both) return leave_piece(gain_bytes(p));
+    const int begin = part.begin * kChunk, end = part.end * kChunk, row_bytes = row_step(s.chunks);
+    // Thirty-two vectors of a row at a time.
+    const int of_row = (max(end - begin, 0) + kEach * kWarp - 1) / (kEach * kWarp);
+    if (of_row == 0 && lane < p.rows) squares[part.number * kMostRows + lane] = 0;
     const bool by_mail = s.x_mail >= 0;
-    const unsigned char* const from =
-        x_row<float>(s, p.pick != nullptr ? __ldcg(p.pick + warp) : warp) + lane * kVectorBytes;
-    const auto column = [&](int i) { return 4 * (lane + kWarp * i); };
-    unsigned wanted = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i)
-      if (column(i) < k) wanted |= 1U << i;
+    const auto* const gains = reinterpret_cast<const float*>(ring + walk.place(gain_bytes(p)));
     await_piece(walk);
-    const auto* const gains = reinterpret_cast<const float4*>(ring + walk.place(gain_bytes(p))) + lane;
-    const auto gain_of = [&](int i) { return column(i) < k ? gains[i * kWarp] : make_float4(0, 0, 0, 0); };
-    float4 gain[kGainsFirst ? kVectors : 1];
-    if constexpr (kGainsFirst) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) gain[i] = gain_of(i);
-      leave_piece(gain_bytes(p));
-    }
-    uint4 x[kVectors];
-    const float eps = p.eps, k_inverse = s.k_inverse;
-    unsigned char* const to = work + warp * row_step(s.chunks);
-    read<float>([&](int i) { return from + i * kWarp * kVectorBytes; }, wanted, by_mail, x);
-    const auto numbers = [&](int i) {
-      return make_float4(__uint_as_float(x[i].x), __uint_as_float(x[i].y), __uint_as_float(x[i].z),
-                         __uint_as_float(x[i].w));
-    };
+    int row = part.team, n = 0;
     float sum = 0;
+#pragma unroll 1
+    while (of_row > 0 && row < p.rows) {
+      const unsigned char* from[kAtOnce];
+      float4 gain[kAtOnce];
+      uint4 x[kAtOnce];
+      uint32_t to[kAtOnce];
+      unsigned wanted = 0, ends = 0;
+      int of[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i)
-      if (column(i) < k) sum = decode_product::add_squares(numbers(i), sum);
-    const float scale = k_inverse != 0 ? 1 / sqrtf(__fmul_rn(warp_sum(sum), k_inverse) + eps)
-                                       : decode_product::scale_of(sum, eps, k);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int column = begin + kEach * (lane + kWarp * n);
+        const bool there = row < p.rows && column < end, read = there && column < p.k;
+        of[i] = row;
+        gain[i] = read ? *reinterpret_cast<const float4*>(gains + column) : make_float4(0, 0, 0, 0);
+        to[i] = there ? row * row_bytes + column * int(sizeof(bf16)) : ~0U;
+        from[i] = nullptr;
+        if (read) {
+          wanted |= 1U << i;
+          from[i] =
+              x_row<float>(s, p.pick != nullptr ? __ldcg(p.pick + row) : row) + column * int(sizeof(float));
+        }
+        if (row < p.rows && ++n == of_row) ends |= 1U << i, n = 0, row += both ? 2 : 1;
+      }
+      read<float>([&](int i) { return from[i]; }, wanted, by_mail, x);
+      float4 v[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if (column(i) >= columns) continue;
-      const float4 n = decode_product::normed(numbers(i), scale, kGainsFirst ? gain[i] : gain_of(i));
-      *reinterpret_cast<uint2*>(to + column(i) * int(sizeof(bf16))) =
-          make_uint2(pack_bf16(n.x, n.y), pack_bf16(n.z, n.w));
+      for (int i = 0; i < kAtOnce; ++i) {
+        v[i] = make_float4(__uint_as_float(x[i].x), __uint_as_float(x[i].y), __uint_as_float(x[i].z),
+                           __uint_as_float(x[i].w));
+        if (to[i] != ~0U)
+          *reinterpret_cast<uint2*>(work + to[i]) =
+              make_uint2(pack_bf16(v[i].x * gain[i].x, v[i].y * gain[i].y),
+                         pack_bf16(v[i].z * gain[i].z, v[i].w * gain[i].w));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        sum += decode_product::add_squares(v[i], 0);  // zeros where there is nothing
+        if ((ends >> i & 1) == 0) continue;
+        sum = warp_sum(sum);
+        if (lane == 0) squares[part.number * kMostRows + of[i]] = sum;
+        sum = 0;
+      }
     }
-    if (!kGainsFirst) leave_piece(gain_bytes(p));
-  }
-  __device__ __forceinline__ void take_normed(const Stage& s) {
-    const int columns = s.chunks * kChunk;
-    if (warp >= s.product.rows)
-      leave_piece(gain_bytes(s.product));
-    else if (columns <= 8 * 4 * kWarp)
-      norm_row<8>(s);
+    leave_piece(gain_bytes(p));
+    if (both)
+      meet_pair(part.number);
     else
-      norm_row<kMostNormed / (4 * kWarp)>(s);
-    meet();
+      __syncwarp();
   }
 
   // The sums of a line or two, part by part. A warp looks at those pieces alone that have something of its
@@ -320,6 +327,7 @@ struct Worker {
     const int tiles = tiles_of(s, first_tile(s)), batch = s.batch, of_tile = p.rows * kFeatures;
     const bool pairs = s.pairs(), adds = p.end == DecodeEnd::add, floats = p.floats, mails = s.y_mail >= 0,
                keeps = s.keeps, eight = s.log_parts > 2;
+    const float eps = p.eps, k_inverse = s.k_inverse;
     const int64_t other = rest.other_mail - rest.mail;
     const Part part = part_of(s);
     if (s.awaited[0].arrivals > 0) {
@@ -331,10 +339,12 @@ struct Worker {
     Result r = result(s, 0, me);
     uint32_t old = kNoNumber;
     if (adds && r.wanted && me < min(tiles, batch) * of_tile) old = old_of(s, r);
-    if (p.gain != nullptr)
-      take_normed(s);
+    const bool both = part.teams == 2 && min(tiles, batch) > (pairs ? 1 : 2), norms = p.gain != nullptr;
+    float* const squares = rest.squares[normed];
+    if (norms)
+      take_normed(s, part, both, squares), normed ^= 1;
     else
-      take_part(s, part, part.teams == 2 && min(tiles, batch) > (pairs ? 1 : 2));
+      take_part(s, part, both);
 
     const int of_line = of_tile << s.log_parts;
 #pragma unroll 1
@@ -352,9 +362,16 @@ struct Worker {
         const bool first = from == 0 && i == me;
         if (!first) r = result(s, from, i);
         if (!r.wanted) continue;
-        float sum = total(r.sums, of_tile, eight);
+        float sum = total(r.sums, of_tile, eight),
+              second = pairs ? total(r.sums + of_line, of_tile, eight) : 0;
+        if (norms) {
+          const float all = total(squares + r.row, kMostRows, eight);
+          const float mean = k_inverse != 0 ? __fmul_rn(all, k_inverse) : all / float(p.k);
+          const float scale = 1 / sqrtf(mean + eps);
+          sum *= scale, second *= scale;
+        }
         if (pairs) {
-          sum = decode_product::silu_times<bf16>(sum, total(r.sums + of_line, of_tile, eight));
+          sum = decode_product::silu_times<bf16>(sum, second);
         } else if (adds) {
           uint32_t before = first ? old : old_of(s, r);
           Watchdog dog;
