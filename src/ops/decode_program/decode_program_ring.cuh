@@ -74,27 +74,40 @@ class RingWalk {
   uint32_t steps_ = 0;
 };
 
-// What the loading warp knows of free places. Lane i keeps what the piece in slot i takes. A piece of at most
-// half the ring takes at most all of it, so that its turn comes.
+// What the loading warp knows of the pieces that it has asked for. Lane i keeps what it has to remember of
+// the piece in slot i.
+//
+// Free places: a piece of at most half the ring takes at most all of it, so that its turn comes. Bytes under
+// way: as many as memory needs to be busy, and no more, for what others ask memory for waits behind them.
 class RingRoom {
  public:
-  __device__ explicit RingRoom(int bytes) : free_(bytes) {}
-  // By all lanes: until there is room for the walk's next piece.
-  __device__ void make(const RingWalk& walk, int size, const RingBarriers& barriers) {
+  __device__ RingRoom(int bytes, int most_under_way) : free_(bytes), quiet_(most_under_way) {}
+  // By all lanes: until there is room for the walk's next piece, and its bytes may be asked for.
+  __device__ void make(const RingWalk& walk, int size, int bytes, const RingBarriers& barriers) {
     const int taken = walk.taken(size), lane = int(threadIdx.x) % kWarp;
     while (free_ < taken || walk.steps() - freed_ == kPieces) {
       const int oldest = int(freed_ % kPieces);
       wait_for(barriers.empty[oldest], freed_ / kPieces % 2);
       free_ += __shfl_sync(~0U, taken_, oldest);
+      if (landed_ == freed_) land(oldest);
       ++freed_;
     }
-    free_ -= taken;
-    if (lane == walk.slot()) taken_ = taken;
+    while (quiet_ < bytes && landed_ != walk.steps()) {
+      const int oldest = int(landed_ % kPieces);
+      wait_for(barriers.full[oldest], landed_ / kPieces % 2);
+      land(oldest);
+    }
+    free_ -= taken, quiet_ -= bytes;
+    if (lane == walk.slot()) taken_ = taken, asked_ = bytes;
   }
 
  private:
-  int free_, taken_ = 0;
-  uint32_t freed_ = 0;  // pieces that all have read
+  __device__ void land(int slot) {
+    quiet_ += __shfl_sync(~0U, asked_, slot);
+    ++landed_;
+  }
+  int free_, quiet_, taken_ = 0, asked_ = 0;
+  uint32_t freed_ = 0, landed_ = 0;  // pieces that all have read; that are there
 };
 
 }  // namespace sps::ops::decode_program

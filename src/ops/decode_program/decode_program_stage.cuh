@@ -19,6 +19,7 @@ constexpr int kThreads = (kFirstAttention + kMostAttentionWarps) * kWarp;
 constexpr int kWorkerRegisters = 128, kOtherRegisters = 248;
 constexpr int kChunk = decode_product::kChunk<bf16>;
 constexpr int kPieceChunks = 16;      // of a piece of the ring, at most
+constexpr int kUnderWay = 52 << 10;   // bytes of pieces that a block waits for, at most
 constexpr int kSumsBytes = 8 << 10;   // of the tiles that are added up together
 constexpr int kCounterStep = 32;      // unsigned numbers from one counter to the next: lines of their own
 constexpr int kWorkersBarrier = 1;    // number of the barrier among the workers
