@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads, 1) program_kernel(const Program* pro
 }
 
 constexpr int kMostWork = 80 << 10,
-              kMostAttention = 64 << 10;  // bytes of a block that rows, and attention, may take
+              kMostAttention = 80 << 10;  // bytes of a block that rows, and attention, may take
 
 // Bytes, in whole lines.
 int rounded_up(int bytes) {

@@ -25,7 +25,7 @@ __device__ __forceinline__ void attend(const Program& program, AttentionWarp<D>&
       reinterpret_cast<uint4*>(&mine.record)[i] = record_vector(program, n, i);
     __syncwarp();
     const Stage& s = mine.record.stage;
-    decode::SplitWarp<D, true, 1> split(mine.record.attention, mine.record.partials, mine.shared);
+    decode::SplitWarp<D, true> split(mine.record.attention, mine.record.partials, mine.shared);
     split.start({int(blockIdx.x), int(gridDim.x), number, program.attention_warps});
     bool waited = false;
     const int tiles = split.finish([&](int, int) {
@@ -63,16 +63,19 @@ __device__ __forceinline__ void run_program(const Program& given, unsigned char*
   if (warp < kWorkers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kWorkerRegisters));
     Worker{memory, work, rest, RingWalk(program.ring_bytes)}.run();
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kOtherRegisters));
-    if (warp == kLoader) return load_weights(program, memory, rest);
+  } else if (warp < kLoader) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kAttentionRegisters));
     const int number = warp - kFirstAttention;
     if constexpr (D > 0)
       if (number < program.attention_warps)
         attend<D>(program, reinterpret_cast<AttentionWarp<D>*>(work + program.work_bytes)[number], number);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoaderRegisters));
+    if (warp == kLoader) load_weights(program, memory, rest);
+    return;
   }
   const auto end = [] {
-    asm volatile("bar.sync %0, %1;" ::"n"(kEndBarrier), "n"(kThreads - kWarp) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"n"(kEndBarrier), "n"(kLoader * kWarp) : "memory");
   };
   end();
   // Nobody looks at a counter any more when all blocks are here: the last one leaves zeros behind.

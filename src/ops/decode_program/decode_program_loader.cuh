@@ -44,10 +44,10 @@ __device__ __forceinline__ void load_weights(const Program& program, unsigned ch
   uint4 next = copies ? record_vector(program, 0, lane) : make_uint4(0, 0, 0, 0);
   for (int n = 0;; ++n) {
     __syncwarp();
-    if (copies) rest.stage[kLoader][lane] = next;
+    if (copies) rest.stage[kWorkers][lane] = next;
     __syncwarp();
     if (copies && n < program.stages) next = record_vector(program, n + 1, lane);
-    const Stage& s = *reinterpret_cast<const Stage*>(rest.stage[kLoader]);
+    const Stage& s = *reinterpret_cast<const Stage*>(rest.stage[kWorkers]);
     const Product<bf16>& p = s.product;
     const int first = first_tile(s), tiles = tiles_of(s, first);
     if (s.attends || (tiles == 0 && !s.ends)) continue;

@@ -11,15 +11,17 @@ using decode_product::kChunkBytes, decode_product::kFeatures, decode_product::kH
     decode_product::kVectorBytes, decode_product::Product;
 
 constexpr int kMostRows = 8;
-constexpr int kWorkers = 8, kWorkerThreads = kWorkers * kWarp;  // warps that multiply
-constexpr int kLoader = kWorkers, kFirstAttention = kWorkers + 1, kMostAttentionWarps = 3;  // warps
-constexpr int kThreads = (kFirstAttention + kMostAttentionWarps) * kWarp;
-// Registers of a thread of the workers, and of the others, who need them for attention. Four warps each get
-// theirs together; altogether they are what the kernel starts with.
-constexpr int kWorkerRegisters = 128, kOtherRegisters = 248;
+constexpr int kWorkers = 8, kWorkerThreads = kWorkers * kWarp;      // warps that multiply
+constexpr int kFirstAttention = kWorkers, kMostAttentionWarps = 4;  // warps
+constexpr int kLoader = kFirstAttention + kMostAttentionWarps;
+constexpr int kThreads = (kLoader + 4) * kWarp;  // the last three do nothing
+// Registers of a thread, of each four warps: the workers', attention's, and those of the warp that loads.
+// Altogether they are what the kernel starts with.
+constexpr int kWorkerRegisters = 112, kAttentionRegisters = 224, kLoaderRegisters = 64;
+static_assert(2 * kWorkerRegisters + kAttentionRegisters + kLoaderRegisters == 65536 / (4 * kWarp));
 constexpr int kChunk = decode_product::kChunk<bf16>;
-constexpr int kPieceChunks = 16;      // of a piece of the ring, at most
-constexpr int kUnderWay = 52 << 10;   // bytes of pieces that a block waits for, at most
+constexpr int kPieceChunks = 13;      // of a piece of the ring, at most
+constexpr int kUnderWay = 48 << 10;   // bytes of pieces that a block waits for, at most
 constexpr int kSumsBytes = 8 << 10;   // of the tiles that are added up together
 constexpr int kCounterStep = 32;      // unsigned numbers from one counter to the next: lines of their own
 constexpr int kWorkersBarrier = 1;    // number of the barrier among the workers
@@ -84,7 +86,7 @@ __host__ __device__ constexpr int row_step(int chunks) {
 // Of a warp of attention, with heads up to D wide; 0: there is none.
 template <int D>
 struct AttentionWarp {
-  decode::WarpShared<D, 1> shared;
+  decode::WarpShared<D> shared;
   Record record;
 };
 template <>
@@ -98,7 +100,7 @@ struct Rest {
   // Those of one batch of tiles may be written while those of the one before are still read.
   alignas(16) float sums[2][kSumsBytes / sizeof(float)];
   float squares[2][kWorkers * kMostRows];                // of parts of rows that are normed
-  alignas(16) uint4 stage[kWorkers + 1][kStageVectors];  // each worker's, and the loading warp's
+  alignas(16) uint4 stage[kWorkers + 1][kStageVectors];  // each worker's, and behind them the loading warp's
   RingBarriers barriers;
   // Read where it is needed, for attention wants the registers.
   Program program;
