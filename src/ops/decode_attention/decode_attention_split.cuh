@@ -25,6 +25,10 @@ struct WarpShared {
 // each at least once. finish() returns how many tiles this warp has completed: over all warps, each of them
 // once. Global writes are issued then, without a fence. Between the two calls the thread must leave groups of
 // cp.async alone.
+//
+// Where rows may still be on their way when ready() returns, and results go elsewhere than to memory, `ready`
+// has read(from), 16 bytes of such a row, has_come(x), whether those were there, and put(to, x), for a number
+// of the result.
 template <int D, bool kTurns>
 class SplitWarp {
  public:
@@ -84,7 +88,7 @@ class SplitWarp {
       if (is_last(in_tile)) {
         ++tiles;
 #pragma unroll 1
-        for (int query = 0; query < live_; ++query) join_chunks(query);
+        for (int query = 0; query < live_; ++query) join_chunks(ready, query);
         if constexpr (kTurns) hand_on_keys();
       }
       in_tile = 0;
@@ -205,6 +209,27 @@ class SplitWarp {
     return rows.row(~run().row[p_.set[set].stream]);
   }
 
+  // Calls some(load), whose load(to, live, from) reads 16 bytes of this step's rows, until they have come.
+  template <class Ready, class Some>
+  __device__ __forceinline__ static void fetch(const Ready& ready, Some&& some) {
+    if constexpr (requires { ready.read(nullptr); }) {
+      const auto load = [&](uint4& to, bool live, const bf16* from) {
+        to = live ? ready.read(from) : make_uint4(0, 0, 0, 0);
+        return true;
+      };
+      // All are asked for before the first one is looked at.
+      const auto look = [&](uint4& to, bool, const bf16*) { return ready.has_come(to); };
+      do {
+        some(load);
+      } while (__any_sync(~0U, int(!some(look))) != 0);
+    } else {
+      some([](uint4& to, bool live, const bf16* from) {
+        to = load_fresh(live, from);
+        return true;
+      });
+    }
+  }
+
   // Turns the queries and this step's keys, eight lanes to a row, as rope.cu does. Angles and gains are no
   // one's results: they are asked for first.
   template <class Ready>
@@ -231,6 +256,7 @@ class SplitWarp {
       const rope::Turn<kPiece> turn(Rows<const float>{r.cos, r.cos_stride},
                                     Rows<const float>{r.sin, r.sin_stride}, 1, run().begin[stream], unit, on);
       float gains[2][kPiece], v[2][kPiece];
+      uint4 fresh[2];
       if (r.norm)
         rope::load_unit(is_query ? p_.stream[stream].gain : p_.set[max(set, 0)].gain, unit, p_.head_dim, on,
                         gains);
@@ -239,14 +265,23 @@ class SplitWarp {
         const bf16* const own_keys = copies_keys ? own_row(false, copied) : nullptr;
         const bf16* const own_values = copies ? own_row(true, copied) : nullptr;
         ready(run().run, item_.key_head);
+        fetch(ready, [&](auto&& load) {
+          bool come = true;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int column = (lane + (half << kLog)) * kPiece;
-          kept[0][half] = load_fresh(copies_keys && column < p_.head_dim, own_keys + column);
-          kept[1][half] = load_fresh(copies && column < p_.head_dim, own_values + column);
-        }
+          for (int half = 0; half < 2; ++half) {
+            const int column = (lane + (half << kLog)) * kPiece;
+            come &= load(kept[0][half], copies_keys && column < p_.head_dim, own_keys + column);
+            come &= load(kept[1][half], copies && column < p_.head_dim, own_values + column);
+          }
+          come &= load(fresh[0], on, from + unit.first);
+          return load(fresh[1], second, from + unit.second) && come;
+        });
+      } else {
+        fetch(ready, [&](auto&& load) {
+          const bool come = load(fresh[0], on, from + unit.first);
+          return load(fresh[1], second, from + unit.second) && come;
+        });
       }
-      const uint4 fresh[2] = {load_fresh(on, from + unit.first), load_fresh(second, from + unit.second)};
       if (first == 0 && copies)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -389,7 +424,8 @@ class SplitWarp {
   // Joins the chunks of one of the tile's queries and writes its row. A lane has every 32nd column; a chunk's
   // factors are made by one lane. What many chunks have left is
   // asked for at once.
-  __device__ void join_chunks(int query) const {
+  template <class Ready>
+  __device__ void join_chunks(const Ready& ready, int query) const {
     constexpr int kColumns = D / 32, kAtOnce = D <= 64 ? 24 : 16;
     const int chunks = run().all_chunks();
     const auto* const softmax = reinterpret_cast<const float2*>(partials_.softmax(item_.tile, query));
@@ -436,8 +472,14 @@ class SplitWarp {
     bf16* const o = output_row(query);
     const float share = share_of(state.sum);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      if (lane_ + 32 * c < p_.head_dim) o[lane_ + 32 * c] = from_float<bf16>(__fmul_rn(total[c], share));
+    for (int c = 0; c < kColumns; ++c) {
+      if (lane_ + 32 * c >= p_.head_dim) continue;
+      const bf16 x = from_float<bf16>(__fmul_rn(total[c], share));
+      if constexpr (requires { ready.put(o, x); })
+        ready.put(o + lane_ + 32 * c, x);
+      else
+        o[lane_ + 32 * c] = x;
+    }
   }
 
   // Hands this step's keys on: turned to who reads them later in the step, and to their caches. When all of

@@ -49,6 +49,15 @@ bool DecodeProgram::attention(const DecodeShape& shape, const DecodeStep& step,
       if (t) to.push_back(t);
     };
     for (const DecodeQueries& q : queries) list(reads, q.q), list(writes, q.o);
+    // Results of both streams that lie one behind the other are one.
+    if (writes.size() == 2 && writes[0].stride == writes[1].stride && writes[0].cols == writes[1].cols &&
+        writes[0].dtype == writes[1].dtype &&
+        static_cast<const char*>(writes[0].data) +
+                writes[0].rows * writes[0].stride * int64_t(dtype_size(writes[0].dtype)) ==
+            static_cast<const char*>(writes[1].data)) {
+      writes[0].rows += writes[1].rows;
+      writes.pop_back();
+    }
     for (const DecodeKeys& k : keys) list(reads, k.k), list(reads, k.v);
     for (const DecodeRotation::Set& set : rotation.set) list(writes, set.k);
     return problem && list_->gpu->add(*problem, std::move(reads), std::move(writes));

@@ -22,8 +22,7 @@ __global__ void __launch_bounds__(kThreads, 1) program_kernel(const Program* pro
 #endif
 }
 
-constexpr int kMostWork = 80 << 10,
-              kMostAttention = 80 << 10;  // bytes of a block that rows, and attention, may take
+constexpr int kMostAttention = 80 << 10;  // bytes of a block that attention may take
 
 // Bytes, in whole lines.
 int rounded_up(int bytes) {
@@ -74,8 +73,10 @@ class List final : public GpuList {
                   piece = std::max(
                       {kFeatures * row_step(s.piece_chunks), kStageBytes, p.gain != nullptr ? 4 * p.k : 0});
     // Two lines are in the ring side by side, and less than a third one is left free where it ends.
-    if (work > kMostWork || ring_beside(kMostWork + kMostAttention) < 3 * piece) return false;
-    work_ = std::max(work_, rounded_up(int(work)));
+    const int most_work = std::max<int>(work_, rounded_up(int(std::min<int64_t>(work, INT32_MAX / 2)))),
+              most_piece = std::max(piece_, int(piece));
+    if (ring_beside(std::min(most_work, most_shared()) + kMostAttention) < 3 * most_piece) return false;
+    work_ = most_work, piece_ = most_piece;
 
     const int blocks = gpu_info().multiprocessors;
     s.first_block = next_block_, s.tiles_each = p.tiles / blocks, s.tiles_more = p.tiles % blocks;
@@ -83,7 +84,9 @@ class List final : public GpuList {
     Touched touched{{call.x.x}, {call.y}};
     if (call.end == DecodeEnd::add) touched.reads.push_back(call.y);
     if (call.rest.cols > 0) touched.writes.push_back(call.rest);
-    push({s, {}, {}}, std::move(touched), std::min(p.tiles, blocks));
+    Record record;
+    record.stage = s;
+    push(record, std::move(touched), std::min(p.tiles, blocks));
     return true;
   }
 
@@ -101,19 +104,21 @@ class List final : public GpuList {
     head_dim_ = dim, attention_warps_ = std::max(attention_warps_, warps);
     Stage s;
     s.attends = true;
-    push({s, p, partials}, {std::move(reads), std::move(writes)}, partials.count);
+    Record record;
+    record.stage = s, record.attention = p, record.partials = partials;
+    push(record, {std::move(reads), std::move(writes)}, partials.count);
     return true;
   }
 
   void launch() override {
     if (touched_.empty()) return;
     const size_t stages = touched_.size(), first = records_.size() - stages;
-    std::vector<Stage*> linked;
+    std::vector<Record*> linked;
     for (size_t n = 0; n < stages; ++n) {
-      linked.push_back(&records_[first + n].stage);
-      linked[n]->number = int32_t(n);
+      linked.push_back(&records_[first + n]);
+      linked[n]->stage.number = int32_t(n);
     }
-    Links links(touched_, linked, arrivals_);
+    Links links(touched_, linked, arrivals_, gpu_info().multiprocessors);
     links.make(by_mail_);
     Program program;
     program.records = reinterpret_cast<const Record*>(records_memory_.data()) + first;
@@ -122,8 +127,8 @@ class List final : public GpuList {
     SPS_CHECK(links.mail_bytes <= INT32_MAX);
     program.mail_bytes = links.mail_bytes;
     for (size_t n = stages; n-- > 0;) {
-      linked[n]->next_attention = program.first_attention;
-      if (linked[n]->attends) program.first_attention = int32_t(n);
+      linked[n]->stage.next_attention = program.first_attention;
+      if (linked[n]->stage.attends) program.first_attention = int32_t(n);
     }
     program.stages = int32_t(stages), program.work_bytes = work_, program.attention_warps = attention_warps_;
     cudaLaunchConfig_t config{};
@@ -144,7 +149,7 @@ class List final : public GpuList {
     last.stage.ends = true;
     records_.push_back(last);
     touched_.clear(), arrivals_.clear();
-    work_ = head_dim_ = attention_warps_ = 0;
+    work_ = piece_ = head_dim_ = attention_warps_ = 0;
   }
 
   void upload() override {
@@ -179,7 +184,7 @@ class List final : public GpuList {
   // Of the stages that wait for their launch.
   std::vector<Touched> touched_;
   std::vector<int32_t> arrivals_;
-  int work_ = 0;  // bytes
+  int work_ = 0, piece_ = 0;  // bytes, the most of any stage
   int head_dim_ = 0, attention_warps_ = 0;
   int next_block_ = 0;
   Bytes records_memory_, programs_memory_, counters_, mail_;

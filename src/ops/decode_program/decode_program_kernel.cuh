@@ -1,43 +1,17 @@
 // The kernel behind decode_program.h: one block on every multiprocessor, all at the same time, walks through
 // the stages. One warp of it loads weights, eight multiply, the others are attention's.
 //
-// Tiles of eight features are dealt to the blocks in turn, on from where the stage before has stopped. What a
-// product adds to the residual, or makes for the next product, goes from block to block as mail; queries,
-// keys and values, and what attention makes, are waited for by counters. What other blocks have written is
-// read past the first-level cache.
+// Tiles of eight features are dealt to the blocks in turn, on from where the stage before has stopped.
+// Results go from block to block as mail where their readers can take it, else they are waited for by
+// counters. What other blocks have written is read past the first-level cache.
 #pragma once
 
+#include "ops/decode_program/decode_program_attention.cuh"
 #include "ops/decode_program/decode_program_worker.cuh"
 
 namespace sps::ops::decode_program {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// One of attention's warps (SplitWarp): while others multiply it asks for its first keys of earlier steps, so
-// that they are there when its queries are.
-template <int D>
-__device__ __forceinline__ void attend(const Program& program, AttentionWarp<D>& mine, int number) {
-  const int lane = int(threadIdx.x) % kWarp;
-  const auto counter = [&](int stage) { return program.counters + stage * kCounterStep; };
-  for (int n = program.first_attention; n >= 0; n = mine.record.stage.next_attention) {
-    __syncwarp();
-    for (int i = lane; i < kRecordVectors; i += kWarp)
-      reinterpret_cast<uint4*>(&mine.record)[i] = record_vector(program, n, i);
-    __syncwarp();
-    const Stage& s = mine.record.stage;
-    decode::SplitWarp<D, true> split(mine.record.attention, mine.record.partials, mine.shared);
-    split.start({int(blockIdx.x), int(gridDim.x), number, program.attention_warps});
-    bool waited = false;
-    const int tiles = split.finish([&](int, int) {
-      if (!waited && lane < kMostAwaited && s.awaited[lane].arrivals > 0)
-        await_stage(counter(s.awaited[lane].stage), unsigned(s.awaited[lane].arrivals));
-      waited = true;
-      __syncwarp();
-    });
-    __syncwarp();
-    if (tiles > 0 && lane == 0) arrive(counter(n), unsigned(tiles));
-  }
-}
 
 template <int D>
 __device__ __forceinline__ void run_program(const Program& given, unsigned char* memory) {
@@ -68,7 +42,7 @@ __device__ __forceinline__ void run_program(const Program& given, unsigned char*
     const int number = warp - kFirstAttention;
     if constexpr (D > 0)
       if (number < program.attention_warps)
-        attend<D>(program, reinterpret_cast<AttentionWarp<D>*>(work + program.work_bytes)[number], number);
+        attend<D>(rest, reinterpret_cast<AttentionWarp<D>*>(work + program.work_bytes)[number], number);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoaderRegisters));
     if (warp == kLoader) load_weights(program, memory, rest);

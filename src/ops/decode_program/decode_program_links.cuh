@@ -11,34 +11,52 @@
 namespace sps::ops::decode_program {
 
 // Rows that a stage reads or writes. Of a product x is the first that is read, y the first that is written; a
-// sum's y is the second that is read.
+// sum's y is the second that is read. Of attention the results come first of what is written.
 struct Touched {
   std::vector<Tensor> reads, writes;
 };
 
 class Links {
  public:
-  // Of stages that follow each other, whose counters count up to `arrivals`.
-  Links(std::span<const Touched> touched, std::span<Stage* const> stages, std::span<const int32_t> arrivals)
-      : touched_(touched), stages_(stages), arrivals_(arrivals) {}
+  // Of stages that follow each other, whose counters count up to `arrivals`, on so many blocks.
+  Links(std::span<const Touched> touched, std::span<Record* const> records, std::span<const int32_t> arrivals,
+        int blocks)
+      : touched_(touched), records_(records), arrivals_(arrivals), blocks_(blocks) {}
 
   // Fills in what the stages await and where their mail lies, `mail_bytes` of it. Without mail, and where
   // something is read in another shape than it was written in or an order does not follow from what is waited
   // for, every stage waits for all of the one before.
   void make(bool mail) {
-    if (!mail || !by_mail()) one_after_the_other();
+    const std::vector<Record> before = [&] {
+      std::vector<Record> all;
+      for (const Record* r : records_) all.push_back(*r);
+      return all;
+    }();
+    if (mail && by_mail()) return;
+    for (size_t n = 0; n < before.size(); ++n) *records_[n] = before[n];
+    one_after_the_other();
   }
   int64_t mail_bytes = 0;
 
  private:
-  // Which row of `whole` some of its rows begin with; -1 where they are none.
-  static int64_t row_within(const Tensor& whole, const Tensor& rows) {
-    if (whole.cols != rows.cols || whole.stride != rows.stride || whole.dtype != rows.dtype) return -1;
-    const int64_t bytes = static_cast<const char*>(rows.data) - static_cast<const char*>(whole.data),
-                  step = whole.stride * int64_t(dtype_size(whole.dtype)), row = bytes / step;
-    return bytes < 0 || bytes % step != 0 || row + rows.rows > whole.rows ? -1 : row;
+  // Where some rows lie within others.
+  struct Within {
+    int64_t row = -1, column = 0;
+    explicit operator bool() const { return row >= 0; }
+  };
+  static Within within(const Tensor& whole, const Tensor& part) {
+    if (whole.rows == 0 || whole.stride != part.stride || whole.dtype != part.dtype) return {};
+    const auto size = int64_t(dtype_size(whole.dtype));
+    const int64_t bytes = static_cast<const char*>(part.data) - static_cast<const char*>(whole.data);
+    if (bytes < 0 || bytes % size != 0) return {};
+    const int64_t row = bytes / size / whole.stride, column = bytes / size % whole.stride;
+    if (row + part.rows > whole.rows || column + part.cols > whole.cols) return {};
+    return {row, column};
   }
-  static bool same(const Tensor& a, const Tensor& b) { return row_within(a, b) == 0 && a.rows == b.rows; }
+  static bool same(const Tensor& a, const Tensor& b) {
+    return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride &&
+           a.dtype == b.dtype;
+  }
   static bool overlap(const Tensor& a, const Tensor& b) {
     const auto begin = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data); };
     const auto end = [&](const Tensor& t) {
@@ -46,28 +64,68 @@ class Links {
     };
     return a.rows > 0 && b.rows > 0 && begin(a) < end(b) && begin(b) < end(a);
   }
-  static bool overlap(const std::vector<Tensor>& some, const Tensor& t) {
-    for (const Tensor& one : some)
-      if (overlap(one, t)) return true;
-    return false;
+  // Results that may go by mail: a reader finds all of them, 16 bytes at a time. Attention's turned keys do
+  // not.
+  bool mails(size_t n, size_t which) const {
+    if (records_[n]->stage.attends) {
+      const Tensor& o = touched_[n].writes[0];
+      return which == 0 && records_[n]->attention.head_dim % kFeatures == 0 && o.stride == o.cols;
+    }
+    const Product<bf16>& p = records_[n]->stage.product;
+    return p.outputs % kFeatures == 0 && p.split % kFeatures == 0;
   }
-  // A product whose y may go by mail: a reader finds all of it.
-  bool mails(size_t n) const {
-    return !stages_[n]->attends && stages_[n]->product.end != DecodeEnd::store &&
-           stages_[n]->product.outputs % kFeatures == 0;
+  // The first byte of results as mail, and numbers from one row to the next.
+  struct Place {
+    int64_t first, stride;
+  };
+  Place place_of(size_t n, size_t which, const Within& at, size_t size) {
+    Stage& s = records_[n]->stage;
+    const Tensor& whole = touched_[n].writes[0];
+    const int64_t stride = s.attends ? whole.cols : s.product.outputs;
+    if (s.y_mail < 0) {
+      s.y_mail = int32_t(mail_bytes), mail_bytes += whole.rows * stride * int64_t(size);
+      if (s.attends) send_results(*records_[n], whole);
+    }
+    const int64_t column = at.column + (which == 1 ? s.product.split : 0);
+    return {s.y_mail + (at.row * stride + column) * int64_t(size), stride};
+  }
+  static void send_results(Record& r, const Tensor& whole) {
+    r.results = whole.data;
+    for (int i = 0; i < kMaxQueryStreams; ++i) {
+      decode::DeviceStream& stream = r.attention.stream[i];
+      if (stream.q == nullptr) continue;
+      const int64_t bytes = static_cast<const char*>(stream.o) - static_cast<const char*>(whole.data);
+      if (bytes < 0 || bytes >= whole.rows * whole.stride * int64_t(sizeof(bf16))) continue;
+      r.mail.o[i] = int32_t(r.stage.y_mail + bytes);
+    }
+  }
+  static void receive(Record& r, const Tensor& t, const Place& from) {
+    const auto first = int32_t(from.first);
+    for (int i = 0; i < kMaxQueryStreams; ++i)
+      if (r.attention.stream[i].q == t.data)
+        r.mail.q[i] = first, r.attention.stream[i].q_stride = from.stride;
+    for (int i = 0; i < kMaxKeySets; ++i) {
+      decode::DeviceKeys& set = r.attention.set[i];
+      if (set.k == t.data) r.mail.k[i] = first, set.k_stride = from.stride;
+      if (set.v == t.data) r.mail.v[i] = first, set.v_stride = from.stride;
+    }
   }
 
   bool by_mail() {
-    const size_t n = stages_.size();
-    // after[j][i]: when j has written anything, all of i is over.
-    std::vector<std::vector<bool>> after(n, std::vector<bool>(n));
+    const size_t n = records_.size();
+    // When stage j has written anything, all of i is over: after[j][i]; when all of j is over: done[j][i].
+    std::vector<std::vector<bool>> after(n, std::vector<bool>(n)), done = after;
     std::vector<std::vector<bool>> reads_memory(n);  // by tensor that is read: not by mail
     size_t attention = n;                            // the last one
     for (size_t j = 0; j < n; ++j) {
-      Stage& s = *stages_[j];
+      Stage& s = records_[j]->stage;
+      const auto add = [](std::vector<bool>& to, const std::vector<bool>& more) {
+        for (size_t k = 0; k < to.size(); ++k)
+          if (more[k]) to[k] = true;
+      };
       const auto waits_for = [&](size_t i) {
         after[j][i] = true;
-        for (size_t k = 0; k < i; ++k) after[j][k] = after[j][k] || after[i][k];
+        add(after[j], after[i]), add(after[j], done[i]);
       };
       int awaited = 0;
       const auto await = [&](size_t i) {
@@ -75,45 +133,66 @@ class Links {
           if (s.awaited[a].stage == int32_t(i)) return true;
         if (awaited == kMostAwaited) return false;
         s.awaited[awaited++] = {int32_t(i), arrivals_[i]};
-        stages_[i]->arrives = true;
+        records_[i]->stage.arrives = true;
         waits_for(i);
         return true;
       };
       s.arrives = false;
+      // Attention's partial sums lie where those of the one before do.
+      if (s.attends && attention != n && !await(attention)) return false;
+      if (s.attends) attention = j;
+      std::vector<int64_t> taken(n);  // numbers of each stage's results that attention reads as mail
       for (size_t r = 0; r < touched_[j].reads.size(); ++r) {
         const Tensor& t = touched_[j].reads[r];
         reads_memory[j].push_back(true);
         // Back to who has written all of it.
-        for (size_t i = j; i-- > 0;) {
+        bool found = false;
+        for (size_t i = j; i-- > 0 && !found;) {
           const std::vector<Tensor>& writes = touched_[i].writes;
-          if (!overlap(writes, t)) continue;
-          const int64_t row = row_within(writes[0], t);
-          if (mails(i)) {
-            if (row < 0 || s.attends) return false;
-            int32_t& mail = stages_[i]->y_mail;
-            const int64_t of_row = t.cols * int64_t(dtype_size(t.dtype));  // whole vectors
-            if (mail < 0) mail = int32_t(mail_bytes), mail_bytes += writes[0].rows * of_row;
-            (r == 0 ? s.x_mail : s.old_mail) = mail + int32_t(row * of_row);
-            reads_memory[j][r] = false;
-            if (r == 0) waits_for(i);
-          } else if (!after[j][i] && !await(i)) {
-            return false;
+          for (size_t w = 0; w < writes.size() && !found; ++w) {
+            if (!overlap(writes[w], t)) continue;
+            const Within at = within(writes[w], t);
+            if (!mails(i, w)) {
+              if (!after[j][i] && !await(i)) return false;
+              found = bool(at);
+              continue;
+            }
+            if (!at) return false;
+            const Place from = place_of(i, w, at, dtype_size(t.dtype));
+            if (s.attends)
+              receive(*records_[j], t, from), taken[i] += t.rows * t.cols;
+            else if (from.stride != t.cols)
+              return false;  // products read whole rows
+            else
+              (r == 0 ? s.x_mail : s.old_mail) = int32_t(from.first);
+            reads_memory[j][r] = false, found = true;
+            // All of a row is read by every block of a product; by attention a part of it.
+            if (!s.attends && r == 0 && t.rows == touched_[i].writes[0].rows)
+              waits_for(i);
+            else
+              add(after[j], after[i]);
           }
-          if (row >= 0) break;
         }
       }
-      if (s.attends) {
-        if (attention != n && !after[j][attention]) return false;  // its partial sums lie in the same place
-        attention = j;
-      }
+      // Blocks go through the stages in order: when all have been here, products before are over.
+      done[j] = after[j];
+      for (size_t i = 0; i < j; ++i)
+        if (s.attends && taken[i] > 0 &&
+            taken[i] == touched_[i].writes[0].rows * records_[i]->stage.product.outputs)
+          done[j][i] = true;
+      if (!s.attends && arrivals_[j] == blocks_)
+        for (size_t i = 0; i < j; ++i)
+          if (!records_[i]->stage.attends) done[j][i] = true;
       for (size_t i = 0; i < j; ++i)
         for (const Tensor& t : touched_[j].writes) {
-          if (overlap(touched_[i].writes, t)) {
-            if (mails(i) && same(touched_[i].writes[0], t))
-              stages_[i]->keeps = false;
-            else if (!after[j][i])
-              return false;
-          }
+          const std::vector<Tensor>& writes = touched_[i].writes;
+          for (size_t w = 0; w < writes.size(); ++w)
+            if (overlap(writes[w], t)) {
+              if (mails(i, w) && same(writes[w], t))
+                (w == 0 ? records_[i]->stage.keeps : records_[i]->stage.keeps_rest) = false;
+              else if (!after[j][i])
+                return false;
+            }
           for (size_t r = 0; r < touched_[i].reads.size(); ++r)
             if (reads_memory[i][r] && overlap(touched_[i].reads[r], t) && !after[j][i]) return false;
         }
@@ -123,18 +202,17 @@ class Links {
 
   void one_after_the_other() {
     mail_bytes = 0;
-    for (size_t n = 0; n < stages_.size(); ++n) {
-      Stage& s = *stages_[n];
-      s.arrives = s.keeps = true;
-      s.x_mail = s.old_mail = s.y_mail = -1;
-      for (Stage::Await& a : s.awaited) a = {};
+    for (size_t n = 0; n < records_.size(); ++n) {
+      Stage& s = records_[n]->stage;
+      s.arrives = true;
       if (n > 0) s.awaited[0] = {int32_t(n - 1), arrivals_[n - 1]};
     }
   }
 
   std::span<const Touched> touched_;
-  std::span<Stage* const> stages_;
+  std::span<Record* const> records_;
   std::span<const int32_t> arrivals_;
+  int blocks_;
 };
 
 }  // namespace sps::ops::decode_program

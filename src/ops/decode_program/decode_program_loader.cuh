@@ -34,7 +34,6 @@ __device__ __forceinline__ void load_weights(const Program& program, unsigned ch
     room.make(walk, size, rows * bytes, rest.barriers);
     const uint32_t full = hopper::smem_address(&rest.barriers.full[walk.slot()]);
     if (lane == 0) hopper::barrier_expect(full, uint32_t(rows * bytes));
-    __syncwarp();
     if (lane < rows)
       hopper::load_bytes(hopper::smem_address(ring + walk.place(size) + lane * step), from, uint32_t(bytes),
                          full);
@@ -51,39 +50,29 @@ __device__ __forceinline__ void load_weights(const Program& program, unsigned ch
     const Product<bf16>& p = s.product;
     const int first = first_tile(s), tiles = tiles_of(s, first);
     if (s.attends || (tiles == 0 && !s.ends)) continue;
+    push(kStageBytes, 1, kStageBytes, 0, program.records + n);
+    if (s.ends) return;
+    if (p.gain != nullptr) push(gain_bytes(p), 1, gain_bytes(p), 0, p.gain);
+    // Of a line: its first row, and how many there are.
     const bool pairs = s.pairs();
-    const auto row_of = [&](int tile, bool second) {
-      return int64_t((first + tile * blocks) * kFeatures + lane + (second ? p.outputs : 0)) * p.w_stride;
-    };
-    enum { stage, gain, weights } next_is = stage;
-    int tile = 0, piece = 0, line = 0;  // of the next piece of weights
+    const int pieces = s.pieces, piece_chunks = s.piece_chunks, last_chunks = s.last_chunks, k = p.k;
 #pragma unroll 1
-    for (;;) {
-      int size = kStageBytes, rows = 1, bytes = kStageBytes, step = 0;
-      const void* from = program.records + n;
-      if (next_is == stage) {
-        next_is = p.gain != nullptr ? gain : weights;
-      } else if (next_is == gain) {
-        size = bytes = gain_bytes(p), from = p.gain;
-        next_is = weights;
-      } else {
-        if (tile >= tiles) break;
-        const int count = piece + 1 < s.pieces ? s.piece_chunks : s.last_chunks,
-                  column = piece * s.piece_chunks;
-        const int of = pairs ? tile : tile + line, more = pairs || tile + 1 < tiles ? 1 : 0;
-        step = row_step(count), size = kFeatures * step;
-        rows = min(kFeatures, p.outputs - (first + of * blocks) * kFeatures);
-        bytes = min(count * kChunk, p.k - column * kChunk) * int(sizeof(bf16));
-        from = p.w + row_of(of, pairs && line == 1) + column * kChunk;
-        if (line < more) {
-          ++line;
-        } else {
-          line = 0;
-          if (++piece == s.pieces) piece = 0, tile += pairs ? 1 : 2;
-        }
+    for (int tile = 0; tile < tiles; tile += pairs ? 1 : 2) {
+      const int lines = pairs || tile + 1 < tiles ? 2 : 1, feature = (first + tile * blocks) * kFeatures,
+                next_feature = pairs ? feature : feature + blocks * kFeatures;
+      const int rows = min(kFeatures, p.outputs - feature),
+                next_rows = min(kFeatures, p.outputs - next_feature);
+      const bf16* row = p.w + int64_t(feature + lane) * p.w_stride;
+      const int64_t to_next = int64_t(pairs ? p.outputs : blocks * kFeatures) * p.w_stride;
+#pragma unroll 1
+      for (int i = 0, left = k; i < pieces;
+           ++i, left -= piece_chunks * kChunk, row += piece_chunks * kChunk) {
+        const int count = i + 1 < pieces ? piece_chunks : last_chunks, step = row_step(count);
+        const int bytes = min(count * kChunk, left) * int(sizeof(bf16));
+#pragma unroll 1
+        for (int line = 0; line < lines; ++line)
+          push(kFeatures * step, line == 0 ? rows : next_rows, bytes, step, line == 0 ? row : row + to_next);
       }
-      push(size, rows, bytes, step, from);
-      if (s.ends) return;
     }
   }
 }

@@ -20,7 +20,7 @@ constexpr int kThreads = (kLoader + 4) * kWarp;  // the last three do nothing
 constexpr int kWorkerRegisters = 112, kAttentionRegisters = 224, kLoaderRegisters = 64;
 static_assert(2 * kWorkerRegisters + kAttentionRegisters + kLoaderRegisters == 65536 / (4 * kWarp));
 constexpr int kChunk = decode_product::kChunk<bf16>;
-constexpr int kPieceChunks = 13;      // of a piece of the ring, at most
+constexpr int kPieceChunks = 16;      // of a piece of the ring, at most
 constexpr int kUnderWay = 48 << 10;   // bytes of pieces that a block waits for, at most
 constexpr int kSumsBytes = 8 << 10;   // of the tiles that are added up together
 constexpr int kCounterStep = 32;      // unsigned numbers from one counter to the next: lines of their own
@@ -37,6 +37,7 @@ struct Stage {
   bool ends = false;                       // there is no stage any more
   bool arrives = true;                     // somebody awaits it
   bool keeps = true;                       // y is written where it belongs, and not as mail alone
+  bool keeps_rest = true;                  // what goes behind it as well
   int32_t number = 0;                      // in the launch
   int32_t next_attention = -1;             // stage of an attention
   int32_t first_block = 0;                 // which block has tile 0
@@ -55,8 +56,15 @@ struct Stage {
 
   __host__ __device__ bool pairs() const { return product.end == DecodeEnd::swiglu; }
 };
+// Where attention finds its rows and puts its results, in bytes of mail; -1: in memory, where its problem
+// says.
+struct AttentionMail {
+  int32_t q[kMaxQueryStreams], o[kMaxQueryStreams], k[kMaxKeySets], v[kMaxKeySets];
+};
 struct alignas(16) Record {
   Stage stage;
+  void* results = nullptr;  // of attention: where its mail goes too, where it keeps it
+  AttentionMail mail{{-1, -1}, {-1, -1}, {-1, -1, -1}, {-1, -1, -1}};
   decode::Problem attention;
   decode::Partials partials;
 };

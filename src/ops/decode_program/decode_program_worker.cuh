@@ -29,10 +29,9 @@ __device__ __forceinline__ uint4 load_shared(uint32_t from) {
   return x;
 }
 
-// Sums of one or two lines of weights and up to 8 rows, bit by bit those of decode_product::Sums: of every 16
-// bytes of a row the words 0 and 1 meet in one instruction, 2 and 3 in another. The lines are the upper and
-// the lower half of the left operand.
-template <bool kTwo>
+// Sums of two lines of weights and up to 8 rows, bit by bit those of decode_product::Sums: of every 16 bytes
+// of a row the words 0 and 1 meet in one instruction, 2 and 3 in another. The lines are the upper and the
+// lower half of the left operand.
 struct LineSums {
   float sum[2][4] = {};
 
@@ -45,10 +44,9 @@ struct LineSums {
   __device__ __forceinline__ void add(uint32_t a, uint32_t b, uint32_t x) {
     uint4 first[2 * kChunks], second[2 * kChunks], rows[2 * kChunks];
 #pragma unroll
-    for (int i = 0; i < 2 * kChunks; ++i) {
-      first[i] = load_shared(a + i * kHalf), rows[i] = load_shared(x + i * kHalf);
-      second[i] = kTwo ? load_shared(b + i * kHalf) : first[i];
-    }
+    for (int i = 0; i < 2 * kChunks; ++i)
+      first[i] = load_shared(a + i * kHalf), second[i] = load_shared(b + i * kHalf),
+      rows[i] = load_shared(x + i * kHalf);
 #pragma unroll
     for (int i = 0; i < 2 * kChunks; ++i) add(first[i], second[i], rows[i]);
   }
@@ -59,7 +57,7 @@ struct LineSums {
       const int row = lane % 4 * 2 + i, at = row * kFeatures + lane / 4;
       if (row >= rows) continue;
       to[at] = sum[0][i] + sum[1][i];
-      if (kTwo) to[behind + at] = sum[0][2 + i] + sum[1][2 + i];
+      if (behind != 0) to[behind + at] = sum[0][2 + i] + sum[1][2 + i];
     }
   }
 };
@@ -106,60 +104,62 @@ struct Worker {
     if (s.x_mail >= 0) return rest.mail + s.x_mail + uint32_t(row) * uint32_t(p.k) * uint32_t(sizeof(T));
     return static_cast<const unsigned char*>(p.x) + row * p.x_stride * int64_t(sizeof(T));
   }
-  // Reads vectors 0, 1, ... from from(i), those whose bit is set in `wanted`, and of mail until they have
-  // come; the others are zeros.
-  template <class T, int kCount, class From>
-  __device__ __forceinline__ static void read(From&& from, unsigned wanted, bool by_mail,
-                                              uint4 (&x)[kCount]) {
+  // Reads 16 bytes each at two places and kApart bytes behind them, where `wanted` has a bit, and of mail
+  // until they have come; the others are zeros.
+  static constexpr int kApart = kWarp * kVectorBytes;
+  template <class T>
+  __device__ __forceinline__ static void read(const unsigned char* first, const unsigned char* second,
+                                              unsigned wanted, bool by_mail, uint4 (&x)[4]) {
+    const auto ask = [&](int i) {
+      if ((wanted >> i & 1) != 0) x[i] = read_mail((i < 2 ? first : second) + i % 2 * kApart);
+    };
 #pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      x[i] = (wanted >> i & 1) != 0 ? read_mail(from(i)) : make_uint4(0, 0, 0, 0);
-    if (!by_mail) return;
+    for (int i = 0; i < 4; ++i) x[i] = make_uint4(0, 0, 0, 0);
     Watchdog dog;
-    for (;;) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        if (has_come<T>(x[i])) wanted &= ~(1U << i);
-      if (wanted == 0) return;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        if ((wanted >> i & 1) != 0) x[i] = read_mail(from(i));
+#pragma unroll 1
+    do {
       dog.look();
-    }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) ask(i);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (!by_mail || has_come<T>(x[i])) wanted &= ~(1U << i);
+    } while (wanted != 0);
   }
 
-  // A part of all rows, zeros from k on; `both`: of the warps of a part each takes a half.
+  // A part of all rows, zeros from k on; `both`: of the warps of a part each takes rows in turn. Two rows are
+  // read at the same time, or four times as many vectors as there are lanes of one.
   __device__ __forceinline__ void take_part(const Stage& s, const Part& part, bool both) const {
-    constexpr int kAtOnce = 4;
+    constexpr int kColumns = kApart / int(sizeof(bf16));  // of a vector of every lane
     const Product<bf16>& p = s.product;
     if (part.team != 0 && !both) return;
-    const int of_row = (part.end - part.begin) * (kChunkBytes / kVectorBytes), all = of_row * p.rows;
-    const int step = both ? 2 * kWarp : kWarp, first = part.begin * kChunk;
-    int row = 0, vector = lane + part.team * kWarp;
-    const auto into_row = [&] {
-      while (vector >= of_row && row < p.rows) vector -= of_row, ++row;
-    };
-    if (all > 0) into_row();
+    const int begin = part.begin * kChunk, end = part.end * kChunk, row_bytes = row_step(s.chunks),
+              next = both ? 2 : 1;
+    const bool by_mail = s.x_mail >= 0;
 #pragma unroll 1
-    for (int n = 0; n < all; n += kAtOnce * step) {
-      const unsigned char* from[kAtOnce];
-      uint32_t to[kAtOnce];
-      uint4 x[kAtOnce];
-      unsigned wanted = 0;
+    for (int row = part.team; row < p.rows;) {
+      const bool two = row + next < p.rows && end - begin <= 2 * kColumns;
+      const unsigned char *const x = x_row<bf16>(s, row), *const y = two ? x_row<bf16>(s, row + next) : x;
+      const int apart = two ? next * row_bytes : 2 * kApart, behind = two ? 0 : 2 * kColumns;
+#pragma unroll 1
+      for (int from = begin + lane * (kVectorBytes / int(sizeof(bf16))); from < end; from += 4 * kColumns) {
+        uint4 got[4];
+        unsigned live = 0, wanted = 0;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int column = first + vector * (kVectorBytes / int(sizeof(bf16)));
-        const bool there = row < p.rows;
-        if (there && column < p.k) wanted |= 1U << i;
-        from[i] = x_row<bf16>(s, row) + column * int(sizeof(bf16));
-        to[i] = there ? row * row_step(s.chunks) + column * int(sizeof(bf16)) : ~0U;
-        vector += step;
-        into_row();
+        for (int i = 0; i < 4; ++i) {
+          const int column = from + i % 2 * kColumns + (i < 2 ? 0 : behind);
+          if (column < end) live |= 1U << i;
+          if (column < min(end, p.k)) wanted |= 1U << i;
+        }
+        const int at = from * int(sizeof(bf16));
+        read<bf16>(x + at, y + at + behind * int(sizeof(bf16)), wanted, by_mail, got);
+        unsigned char* const to = work + row * row_bytes + at;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if ((live >> i & 1) != 0)
+            *reinterpret_cast<uint4*>(to + (i < 2 ? 0 : apart) + i % 2 * kApart) = got[i];
       }
-      read<bf16>([&](int i) { return from[i]; }, wanted, s.x_mail >= 0, x);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (to[i] != ~0U) *reinterpret_cast<uint4*>(work + to[i]) = x[i];
+      row += two ? 2 * next : next;
     }
     if (both)
       meet_pair(part.number);
@@ -167,63 +167,47 @@ struct Worker {
       __syncwarp();
   }
 
-  // A part of rows that are normed: x times the gain, and the sum of its squares. `both` as above: they take
-  // rows in turn.
+  // A part of rows that are normed: x times the gain, and the sum of its squares.
   __device__ __forceinline__ void take_normed(const Stage& s, const Part& part, bool both, float* squares) {
-    constexpr int kAtOnce = 4, kEach = kVectorBytes / int(sizeof(float));
+    constexpr int kEach = kVectorBytes / int(sizeof(float)), kColumns = kApart / int(sizeof(float));
     const Product<bf16>& p = s.product;
     if (part.team != 0 && !both) return leave_piece(gain_bytes(p));
     const int begin = part.begin * kChunk, end = part.end * kChunk, row_bytes = row_step(s.chunks);
-    // Thirty-two vectors of a row at a time.
-    const int of_row = (max(end - begin, 0) + kEach * kWarp - 1) / (kEach * kWarp);
-    if (of_row == 0 && lane < p.rows) squares[part.number * kMostRows + lane] = 0;
     const bool by_mail = s.x_mail >= 0;
     const auto* const gains = reinterpret_cast<const float*>(ring + walk.place(gain_bytes(p)));
     await_piece(walk);
-    int row = part.team, n = 0;
-    float sum = 0;
 #pragma unroll 1
-    while (of_row > 0 && row < p.rows) {
-      const unsigned char* from[kAtOnce];
-      float4 gain[kAtOnce];
-      uint4 x[kAtOnce];
-      uint32_t to[kAtOnce];
-      unsigned wanted = 0, ends = 0;
-      int of[kAtOnce];
+    for (int row = part.team; row < p.rows; row += both ? 2 : 1) {
+      const unsigned char* const x = x_row<float>(s, p.pick != nullptr ? __ldcg(p.pick + row) : row);
+      float sum = 0;
+#pragma unroll 1
+      for (int from = begin + lane * kEach; from < end; from += 4 * kColumns) {
+        uint4 got[4];
+        float4 gain[4];
+        unsigned live = 0, wanted = 0;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int column = begin + kEach * (lane + kWarp * n);
-        const bool there = row < p.rows && column < end, read = there && column < p.k;
-        of[i] = row;
-        gain[i] = read ? *reinterpret_cast<const float4*>(gains + column) : make_float4(0, 0, 0, 0);
-        to[i] = there ? row * row_bytes + column * int(sizeof(bf16)) : ~0U;
-        from[i] = nullptr;
-        if (read) {
-          wanted |= 1U << i;
-          from[i] =
-              x_row<float>(s, p.pick != nullptr ? __ldcg(p.pick + row) : row) + column * int(sizeof(float));
+        for (int i = 0; i < 4; ++i) {
+          const int column = from + i * kColumns;
+          if (column < end) live |= 1U << i;
+          if (column < min(end, p.k)) wanted |= 1U << i;
+          gain[i] = column < min(end, p.k) ? *reinterpret_cast<const float4*>(gains + column)
+                                           : make_float4(0, 0, 0, 0);
         }
-        if (row < p.rows && ++n == of_row) ends |= 1U << i, n = 0, row += both ? 2 : 1;
-      }
-      read<float>([&](int i) { return from[i]; }, wanted, by_mail, x);
-      float4 v[kAtOnce];
+        const unsigned char* const at = x + from * int(sizeof(float));
+        read<float>(at, at + 2 * kApart, wanted, by_mail, got);
+        unsigned char* const to = work + row * row_bytes + from * int(sizeof(bf16));
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        v[i] = make_float4(__uint_as_float(x[i].x), __uint_as_float(x[i].y), __uint_as_float(x[i].z),
-                           __uint_as_float(x[i].w));
-        if (to[i] != ~0U)
-          *reinterpret_cast<uint2*>(work + to[i]) =
-              make_uint2(pack_bf16(v[i].x * gain[i].x, v[i].y * gain[i].y),
-                         pack_bf16(v[i].z * gain[i].z, v[i].w * gain[i].w));
+        for (int i = 0; i < 4; ++i) {
+          const float4 v = make_float4(__uint_as_float(got[i].x), __uint_as_float(got[i].y),
+                                       __uint_as_float(got[i].z), __uint_as_float(got[i].w));
+          if ((live >> i & 1) != 0)
+            *reinterpret_cast<uint2*>(to + i * kColumns * int(sizeof(bf16))) = make_uint2(
+                pack_bf16(v.x * gain[i].x, v.y * gain[i].y), pack_bf16(v.z * gain[i].z, v.w * gain[i].w));
+          sum += decode_product::add_squares(v, 0);  // zeros where there is nothing
+        }
       }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        sum += decode_product::add_squares(v[i], 0);  // zeros where there is nothing
-        if ((ends >> i & 1) == 0) continue;
-        sum = warp_sum(sum);
-        if (lane == 0) squares[part.number * kMostRows + of[i]] = sum;
-        sum = 0;
-      }
+      sum = warp_sum(sum);
+      if (lane == 0) squares[part.number * kMostRows + row] = sum;
     }
     leave_piece(gain_bytes(p));
     if (both)
@@ -234,47 +218,55 @@ struct Worker {
 
   // The sums of a line or two, part by part. A warp looks at those pieces alone that have something of its
   // part, and is through with the others at once: between two barriers lie fewer pieces than kPieces.
-  template <bool kTwo>
-  __device__ __forceinline__ void multiply(const Stage& s, const Part& part, bool mine, float* to) {
+  __device__ __forceinline__ void multiply(const Stage& s, const Part& part, bool mine, bool two, float* to) {
     const Product<bf16>& p = s.product;
-    LineSums<kTwo> own;
+    const int pieces = s.pieces;
+    LineSums own;
 #pragma unroll 1
-    for (int i = 0, first = 0; i < s.pieces; ++i, first += s.piece_chunks) {
-      const int count = i + 1 < s.pieces ? s.piece_chunks : s.last_chunks, step = row_step(count),
+    for (int i = 0, first = 0; i < pieces; ++i) {
+      const int count = i + 1 < pieces ? s.piece_chunks : s.last_chunks, step = row_step(count),
                 size = kFeatures * step;
       const int begin = max(part.begin, first), end = min(part.end, first + count);
+      RingWalk second = walk;
+      if (two) second.pass(size);
       if (mine && begin < end) {
-        RingWalk second = walk;
-        if (kTwo) second.pass(size);
         const uint32_t lanes = hopper::smem_address(ring) + lane / 4 * step + lane % 4 * kVectorBytes +
                                (begin - first) * kChunkBytes;
-        uint32_t a = lanes + walk.place(size), b = lanes + second.place(size),
+        uint32_t a = lanes + walk.place(size), b = two ? lanes + second.place(size) : a,
                  x = part.x + begin * kChunkBytes;
         await_piece(walk);
-        if (kTwo) await_piece(second);
+        await_piece(second);
         int left = min(end, part.whole) - begin;
 #pragma unroll 1
         for (; left >= 2; left -= 2, a += 2 * kChunkBytes, b += 2 * kChunkBytes, x += 2 * kChunkBytes)
-          own.template add<2>(a, b, x);
+          own.add<2>(a, b, x);
         if (left > 0) {
-          own.template add<1>(a, b, x);
+          own.add<1>(a, b, x);
           a += kChunkBytes, b += kChunkBytes, x += kChunkBytes;
         }
         if (end > part.whole) {  // the last chunk: behind k lies anything
           const int k = part.whole * kChunk + lane % 4 * (kVectorBytes / int(sizeof(bf16)));
-          const auto weights = [&](uint32_t from, int half) {
-            return k + half * (kChunk / 2) < p.k ? load_shared(from + half * kHalf) : make_uint4(0, 0, 0, 0);
-          };
-#pragma unroll
-          for (int half = 0; half < 2; ++half)
-            own.add(weights(a, half), weights(kTwo ? b : a, half), load_shared(x + half * kHalf));
+#pragma unroll 1
+          for (int half = 0; half < 2; ++half) {
+            const bool live = k + half * (kChunk / 2) < p.k;
+            const uint4 zeros = make_uint4(0, 0, 0, 0);
+            own.add(live ? load_shared(a + half * kHalf) : zeros,
+                    live ? load_shared(b + half * kHalf) : zeros, load_shared(x + half * kHalf));
+          }
         }
       }
-      leave_piece(size);
-      if (kTwo) leave_piece(size);
+      // Its own walk goes on behind the last line.
+      __syncwarp();
+      if (lane < hopper::kWarpArrivals) {
+        hopper::barrier_arrive(hopper::smem_address(&rest.barriers.empty[walk.slot()]));
+        if (two) hopper::barrier_arrive(hopper::smem_address(&rest.barriers.empty[second.slot()]));
+      }
+      walk = second;
+      walk.pass(size);
+      first += count;
     }
     const int of_part = p.rows * kFeatures;
-    if (mine) own.put(to + part.number * of_part, of_part << s.log_parts, p.rows, lane);
+    if (mine) own.put(to + part.number * of_part, two ? of_part << s.log_parts : 0, p.rows, lane);
   }
 
   // Where one number of the result is made and goes.
@@ -326,7 +318,8 @@ struct Worker {
     const Product<bf16>& p = s.product;
     const int tiles = tiles_of(s, first_tile(s)), batch = s.batch, of_tile = p.rows * kFeatures;
     const bool pairs = s.pairs(), adds = p.end == DecodeEnd::add, floats = p.floats, mails = s.y_mail >= 0,
-               keeps = s.keeps, eight = s.log_parts > 2;
+               keeps = s.keeps, keeps_rest = s.keeps_rest, eight = s.log_parts > 2;
+    const int split = p.split;
     const float eps = p.eps, k_inverse = s.k_inverse;
     const int64_t other = rest.other_mail - rest.mail;
     const Part part = part_of(s);
@@ -354,7 +347,7 @@ struct Worker {
       for (int n = 0; n < lines; n += 2) {
         const bool mine = (n / 2 & (part.teams - 1)) == part.team;
         float* const to = rest.sums[turn] + n * of_line;
-        n + 1 < lines ? multiply<true>(s, part, mine, to) : multiply<false>(s, part, mine, to);
+        multiply(s, part, mine, n + 1 < lines, to);
       }
       meet();
 #pragma unroll 1
@@ -390,7 +383,7 @@ struct Worker {
             write_mail(r.mail + other, uint16_t(kNoNumber));
           }
         }
-        if (keeps) decode_product::put_result(p, r.row, r.feature, sum);
+        if (r.feature < split ? keeps : keeps_rest) decode_product::put_result(p, r.row, r.feature, sum);
       }
       turn ^= 1;
     }
