@@ -138,9 +138,11 @@ struct DirectRows {
 TEST_P(DecodeLinearOfShapes, ARowDoesNotDependOnTheOthers) {
   for (const Backend& b : fast_backends()) parts_are_the_whole(b, GetParam());
 #ifdef SPS_HAS_CUDA
-  const DirectRows one(1);
-  for (const Backend& b : fast_backends())
-    if (b.device == Device::cuda && b.dtype == DType::bf16) parts_are_the_whole(b, GetParam());
+  for (const int rows : {1, 8}) {
+    const DirectRows direct(rows);
+    for (const Backend& b : fast_backends())
+      if (b.device == Device::cuda && b.dtype == DType::bf16) parts_are_the_whole(b, GetParam());
+  }
 #endif
   const ForceBf16Fallback no_tiles;
   parts_are_the_whole({Device::cpu, DType::bf16}, GetParam());
@@ -273,9 +275,11 @@ void blocks_are_cut(const Backend& backend, const Shape& s) {
 TEST_P(DecodeLinearInBlocks, WhatStandsBesideItChangesNothingOfThat) {
   for (const Backend& backend : fast_backends()) blocks_are_cut(backend, GetParam());
 #ifdef SPS_HAS_CUDA
-  const DirectRows one(1);
-  for (const Backend& backend : fast_backends())
-    if (backend.device == Device::cuda && backend.dtype == DType::bf16) blocks_are_cut(backend, GetParam());
+  for (const int rows : {1, 8}) {
+    const DirectRows direct(rows);
+    for (const Backend& backend : fast_backends())
+      if (backend.device == Device::cuda && backend.dtype == DType::bf16) blocks_are_cut(backend, GetParam());
+  }
 #endif
 }
 
