@@ -59,7 +59,7 @@ Engine::Engine(const ModelConfig& config, const ModelParameters& parameters, con
                sampled = size_t(slots) * sizeof(ops::Sampled);
   const Memory host = gpu ? Memory::pinned : Memory::host;
   settings_ = Bytes(settings, host), sampled_ = Bytes(sampled, host);
-  if (gpu) settings_there_ = Bytes(settings, Memory::device), sampled_there_ = Bytes(sampled, Memory::device);
+  if (gpu) settings_there_ = Bytes(settings, Memory::device);
 }
 
 int64_t Engine::add(Request request) {
@@ -151,9 +151,10 @@ std::vector<Drawn> Engine::step() {
     text->fed += count;
     if (count == left) readers.push_back(text.get());
   }
+  const std::span<const ops::SampleRow> settings = put_settings(readers);
   const Tensor logits = decoder_.step(runs);
   const size_t before = drawn.size();
-  const std::span<const ops::Sampled> sampled = sample(logits, readers);
+  const std::span<const ops::Sampled> sampled = sample(logits, settings);
   for (size_t i = 0; i < readers.size(); ++i) drawn.push_back(take(*readers[i], sampled[i]));
   std::erase_if(live_, [&](const std::unique_ptr<Text>& text) {
     for (size_t i = before; i < drawn.size(); ++i) {
@@ -166,26 +167,26 @@ std::vector<Drawn> Engine::step() {
   return drawn;
 }
 
-// Of a GPU's logits only what was drawn comes to the host.
-std::span<const ops::Sampled> Engine::sample(Tensor logits, const std::vector<Text*>& readers) {
+// How the texts want their next ids. On a GPU they are there before the step begins, so that nothing stands
+// between its end and the draws.
+std::span<const ops::SampleRow> Engine::put_settings(const std::vector<Text*>& readers) {
   const size_t count = readers.size();
-  SPS_CHECK(logits.rows == int64_t(count));
   const std::span settings(reinterpret_cast<ops::SampleRow*>(settings_.data()), count);
   for (size_t i = 0; i < count; ++i) {
     const Text& text = *readers[i];
     settings[i] = text.next.row(uint64_t(text.drawn()), text.slot);
     settings[i].log_probability = text.request.log_probabilities ? 1 : 0;
   }
-  const std::span sampled(reinterpret_cast<ops::Sampled*>(sampled_.data()), count);
-  if (ex_.device == Device::cpu) {
-    ops::sample(ex_, logits, settings, forbidden_, seen_, sampled);
-    return sampled;
-  }
-  auto* const settings_there = reinterpret_cast<ops::SampleRow*>(settings_there_.data());
-  auto* const sampled_there = reinterpret_cast<ops::Sampled*>(sampled_there_.data());
-  copy_bytes(ex_, settings_there, settings.data(), settings.size_bytes());
-  ops::sample(ex_, logits, {settings_there, count}, forbidden_, seen_, {sampled_there, count});
-  copy_bytes(ex_, sampled.data(), sampled_there, sampled.size_bytes());
+  if (ex_.device == Device::cpu) return settings;
+  copy_bytes(ex_, settings_there_.data(), settings.data(), settings.size_bytes());
+  return {reinterpret_cast<const ops::SampleRow*>(settings_there_.data()), count};
+}
+
+// Of a GPU's logits only what was drawn comes to the host: the GPU writes it there.
+std::span<const ops::Sampled> Engine::sample(Tensor logits, std::span<const ops::SampleRow> settings) {
+  SPS_CHECK(logits.rows == int64_t(settings.size()));
+  const std::span sampled(reinterpret_cast<ops::Sampled*>(sampled_.data()), settings.size());
+  ops::sample(ex_, logits, settings, forbidden_, seen_, sampled);
   synchronize(ex_);
   return sampled;
 }

@@ -95,7 +95,8 @@ class Engine {
   };
 
   void admit();
-  std::span<const ops::Sampled> sample(Tensor logits, const std::vector<Text*>& readers);
+  std::span<const ops::SampleRow> put_settings(const std::vector<Text*>& readers);
+  std::span<const ops::Sampled> sample(Tensor logits, std::span<const ops::SampleRow> settings);
   Drawn take(Text& text, const ops::Sampled& sampled) const;
   void leave(const Text& text);
 
@@ -109,7 +110,7 @@ class Engine {
   Exec ex_;
   Arena sets_;
   Tensor forbidden_, seen_;
-  Bytes settings_, settings_there_, sampled_, sampled_there_;
+  Bytes settings_, settings_there_, sampled_;
 };
 
 }  // namespace sps

@@ -15,7 +15,7 @@
 // Types    x, w of one act dtype (f32 or bf16), y that or f32; rest, h, gate_up, delta of x's (of w's where x
 //          is normed); s f32. Accumulation in f32. f64 throughout in the reference.
 // Roundings On a CPU f(x), gate_up and delta are rounded to the act dtype as separate operations would; on a
-//          GPU f(x) alone.
+//          GPU rows alone: where they are normed, x times the gain, for the norm's scale multiplies the sums.
 #pragma once
 
 #include <span>

@@ -77,18 +77,15 @@ bool launch_rows(const Exec& ex, Product<bf16> p) {
   constexpr int kEnough = 32 << 10;  // bytes of weights under way on a multiprocessor
   constexpr int kTileRows = kSwiglu ? kTileFeatures / 2 : kTileFeatures;
   p.tiles = int(ceil_div(p.outputs, kTileRows));
-  // Of rows that are normed, each cluster norms all.
-  const bool two = p.gain != nullptr && kParts == 4 && 9 * 2 * most_clusters(8) >= 8 * most_clusters(4);
-  const int together = two ? 2 : 1, blocks = kParts * together;
-  const int clusters = std::min(most_clusters(blocks), int(ceil_div(p.tiles, together)));
+  const int clusters = std::min(most_clusters(kParts), p.tiles);
   if (clusters == 0) return false;
-  const int most_tiles = int(ceil_div(p.tiles, clusters * together));
+  const int most_tiles = int(ceil_div(p.tiles, clusters));
   ClusterPlan plan = plan_of<kRows>(p, most_tiles, half_shared());
   const int stages = std::min(most_tiles * p.part_chunks, kEnough / kStageBytes);
   if (plan.depth * plan.tile_warps < stages) plan = plan_of<kRows>(p, most_tiles, most_shared());
   if (plan.depth == 0) return false;
-  const LaunchShape shape{dim3(unsigned(clusters * blocks)), dim3(ClusterShape<kRows>::kThreads),
-                          size_t(ClusterShape<kRows>(p, plan).bytes(plan)), unsigned(blocks)};
+  const LaunchShape shape{dim3(unsigned(clusters * kParts)), dim3(ClusterShape<kRows>::kThreads),
+                          size_t(ClusterShape<kRows>(p, plan).bytes(plan)), unsigned(kParts)};
   const CUtensorMap w_map =
       chunk_map(p.w, p.k, kSwiglu ? 2 * int64_t{p.outputs} : p.outputs, p.w_stride, kTileRows);
   const CUtensorMap x_map =

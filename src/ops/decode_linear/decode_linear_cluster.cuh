@@ -1,14 +1,13 @@
-// y^T = w x^T for up to 64 rows of bf16. The blocks of a group are the parts of k: each has its part of all
-// rows of x in shared memory, and of every feature's weights it reads its part alone. A group walks over
-// neighbouring tiles of features, a warp has one of them at a time. A cluster is one or two groups.
+// y^T = w x^T for up to 64 rows of bf16. The blocks of a cluster are the parts of k: each has its part of all
+// rows of x in shared memory, and of every feature's weights it reads its part alone. A cluster walks over
+// neighbouring tiles of features, a warp has one of them at a time.
 //
 //   weights   A warp's lane 0 has the copy engine bring the chunks of the warp's tiles, `depth` of them
 //             ahead, the first before the kernel before this one has ended. No other warp is involved.
-//   x         Comes as it is by the copy engine, to each block its part. Rows to be normed are shared out
-//   over
-//             the blocks of a cluster, which send each block its part of what comes out.
-//   sums      Go from warp to warp, to the group's block that ends the row (row % parts), where the parts
-//             are added up in order.
+//   x         Comes as it is by the copy engine, to each block its part. Rows to be normed are read by the
+//             warps, which multiply them by the gain.
+//   sums      Go from warp to warp, to the cluster's block that ends the row (row % parts), where the parts
+//             are added up in order. So do the squares of rows to be normed.
 //
 // Blocks never wait for each other as a whole: what is sent counts its bytes at a barrier of the receiver's.
 //
@@ -93,70 +92,79 @@ struct ClusterShape {
   static constexpr int kWarps = kRows <= 16 ? 10 : 8, kThreads = kWarps * kWarp;
 
   // Bytes. Behind them are barriers: of each stage, of the sums of each warp that has tiles, of the room for
-  // them, of x.
-  int ring, x, sums, gain;
+  // them, of x, of squares.
+  int ring, x, sums, gain, squares;
 
   __host__ __device__ ClusterShape(const Product<bf16>& p, const ClusterPlan& plan)
       : ring(plan.tile_warps * plan.depth * kStageBytes),
         x(p.part_chunks * kRows * kChunkBytes),
         sums(kRows * plan.tile_warps * kTileFeatures * int(sizeof(float))),
-        gain(p.gain != nullptr ? p.k * int(sizeof(float)) : 0) {}
+        gain(p.gain != nullptr ? p.part_chunks * kChunk<bf16> * int(sizeof(float)) : 0),
+        squares(p.gain != nullptr ? kRows * int(sizeof(float2)) : 0) {}
   __host__ __device__ int bytes(const ClusterPlan& plan) const {
-    return ring + x + sums + gain + (plan.tile_warps * (plan.depth + 2) + 1) * kBarrierBytes;
+    return ring + x + sums + gain + squares + (plan.tile_warps * (plan.depth + 2) + 2) * kBarrierBytes;
   }
 };
 
-// This block's rows of x, one of as many as the cluster has blocks, normed: every block gets its part of
-// them. The norm of norm_row(); a row that is not too long is read once.
+// This block's part of rows to be normed, multiplied by its part of the gain; their squares go to the blocks
+// that end the rows, twice each, where squares[part][row / kParts] arrive.
 template <int kRows, int kParts>
-__device__ __forceinline__ void norm_rows(const Product<bf16>& p, unsigned char* x_rows, uint64_t* arrived,
-                                          const float* gain) {
-  using Shape = ClusterShape<kRows>;
-  constexpr int kKept = 13, kStep = 4 * kWarp;  // fours of a lane; columns of a warp
-  constexpr int kColumns = kChunk<bf16>, kChunkOfAll = kRows * kChunkBytes;
-  const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-  const int rank = int(cluster_rank()), blocks = int(cluster_blocks());
-  // Where the lane's next four numbers go: every second chunk, the same bytes of it.
-  const int byte = lane % (kColumns / 4) * 4 * int(sizeof(bf16));
-  for (int row = warp * blocks + rank; row < p.rows; row += Shape::kWarps * blocks) {
-    const int64_t from_row = p.pick != nullptr ? __ldcg(p.pick + row) : row;
-    const auto read = [&, from = static_cast<const float*>(p.x) + from_row * p.x_stride](int c) {
-      return __ldcg(reinterpret_cast<const float4*>(from + c));
-    };
-    const unsigned char* to = x_rows + lane / (kColumns / 4) * kChunkOfAll + place_in_chunk(row, byte);
-    const unsigned char* const end = x_rows + p.part_chunks * kChunkOfAll;
-    unsigned part = 0;
-    const auto send = [&](float4 v, float scale, int c) {
-      const float4 n = normed(v, scale, *reinterpret_cast<const float4*>(gain + c));
-      const uint32_t low = pack_bf16(n.x, n.y), high = pack_bf16(n.z, n.w);
+__device__ __forceinline__ void gain_rows(const Product<bf16>& p, unsigned char* x_rows, const float* gain,
+                                          float2* squares, uint64_t* arrived) {
+  constexpr int kAtOnce = 2, kKept = 4, kStep = 4 * kWarp;  // rows; fours of a lane; columns of a warp
+  constexpr int kWarps = ClusterShape<kRows>::kWarps, kColumns = kChunk<bf16>;
+  const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp, part = int(cluster_rank());
+  const int first_k = part * p.part_chunks * kColumns, columns = min(p.k - first_k, p.part_chunks * kColumns);
+#pragma unroll 1
+  for (int first_row = warp; first_row < p.rows; first_row += kAtOnce * kWarps) {
+    const float* from[kAtOnce];
+    float sum[kAtOnce] = {};
 #pragma unroll
-      for (int i = 0; i < kStep / kColumns; ++i)  // so many parts are passed in a step at most
-        if (to >= end) to -= p.part_chunks * kChunkOfAll, ++part;
-      hopper::send(block_address(to, part), block_address(arrived, part), low, high);
-      if (blocks > kParts)
-        hopper::send(block_address(to, part + kParts), block_address(arrived, part + kParts), low, high);
-      to += kStep / kColumns * kChunkOfAll;
-    };
-    if (p.k <= kKept * kStep) {
-      float4 kept[kKept];
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int row = first_row + j * kWarps;
+      from[j] = nullptr;
+      if (row < p.rows)
+        from[j] = static_cast<const float*>(p.x) + first_k +
+                  (p.pick != nullptr ? __ldcg(p.pick + row) : row) * p.x_stride;
+    }
+#pragma unroll 1
+    for (int first = 4 * lane; first < columns; first += kKept * kStep) {
+      float4 kept[kAtOnce][kKept];
 #pragma unroll
-      for (int i = 0; i < kKept; ++i) {
-        const int c = i * kStep + 4 * lane;
-        kept[i] = c < p.k ? read(c) : make_float4(0, 0, 0, 0);
-      }
-      float sum = 0;
+      for (int j = 0; j < kAtOnce; ++j)
 #pragma unroll
-      for (int i = 0; i < kKept; ++i)
-        if (i * kStep < p.k) sum = add_squares(kept[i], sum);
-      const float scale = scale_of(sum, p.eps, p.k);
+        for (int i = 0; i < kKept; ++i) {
+          const int c = first + i * kStep;
+          kept[j][i] = make_float4(0, 0, 0, 0);
+          if (from[j] != nullptr && c < columns)
+            kept[j][i] = __ldcg(reinterpret_cast<const float4*>(from[j] + c));
+        }
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
-        const int c = i * kStep + 4 * lane;
-        if (c < p.k) send(kept[i], scale, c);
+        const int c = first + i * kStep;
+        if (c >= columns) break;
+        const float4 by = *reinterpret_cast<const float4*>(gain + c);
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          if (from[j] == nullptr) continue;
+          sum[j] += squares_of(kept[j][i]);
+          const float4 n = times(kept[j][i], by);
+          *reinterpret_cast<uint2*>(
+              x_rows + c / kColumns * (kRows * kChunkBytes) +
+              place_in_chunk(first_row + j * kWarps, c % kColumns * int(sizeof(bf16)))) =
+              make_uint2(pack_bf16(n.x, n.y), pack_bf16(n.z, n.w));
+        }
       }
-    } else {
-      const float scale = norm_scale(read, p.eps, p.k);
-      for (int c = 4 * lane; c < p.k; c += kStep) send(read(c), scale, c);
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int row = first_row + j * kWarps;
+      const float all = warp_sum(sum[j]);
+      if (lane == 0 && row < p.rows) {
+        const auto block = unsigned(row % kParts);
+        hopper::send(block_address(squares + part * (kRows / kParts) + row / kParts, block),
+                     block_address(arrived, block), all, all);
+      }
     }
   }
 }
@@ -176,11 +184,12 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
   unsigned char* const x_rows = memory + shape.ring;
   float* const sums = reinterpret_cast<float*>(x_rows + shape.x);
   float* const gain = sums + shape.sums / int(sizeof(float));
-  uint64_t* const barriers = reinterpret_cast<uint64_t*>(gain + shape.gain / int(sizeof(float)));
+  float2* const squares = reinterpret_cast<float2*>(gain + shape.gain / int(sizeof(float)));
+  uint64_t* const barriers = reinterpret_cast<uint64_t*>(squares + shape.squares / int(sizeof(float2)));
   const int tid = int(threadIdx.x), warp = tid / kWarp, lane = tid % kWarp;
-  const int rank = int(cluster_rank()), part = rank % kParts, group = rank - part;
-  const int groups = int(gridDim.x) / kParts, walker = int(blockIdx.x) / kParts;
-  const int each = p.tiles / groups, more = p.tiles % groups;
+  const int part = int(cluster_rank());
+  const int walkers = int(gridDim.x) / kParts, walker = int(blockIdx.x) / kParts;
+  const int each = p.tiles / walkers, more = p.tiles % walkers;
   const int first_tile = walker * each + min(walker, more),
             end_tile = first_tile + each + (walker < more ? 1 : 0);
   const int first_k = part * p.part_chunks * kChunk<bf16>;
@@ -191,7 +200,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
   const auto stage_full = [&](int slot) { return shared_address(barriers + first_stage + slot); };
   uint64_t* const sums_full = barriers + plan.tile_warps * plan.depth + warp;
   uint64_t* const sums_free = sums_full + plan.tile_warps;
-  uint64_t* const x_full = barriers + plan.tile_warps * (plan.depth + 2);
+  uint64_t *const x_full = barriers + plan.tile_warps * (plan.depth + 2), *const squares_full = x_full + 1;
   // Rows are sent eight by eight: of each feature pair a part's warp sends two numbers a row.
   const int row_tiles = (p.rows + 7) / 8;
   constexpr int kUnit = kParts == 4 ? 4 : 2;  // numbers that a lane sends a block of eight rows
@@ -213,14 +222,16 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
     hopper::barrier_init(shared_address(sums_full), 1);
     hopper::barrier_init(shared_address(sums_free), kParts);
     if (warp == 0) hopper::barrier_init(shared_address(x_full), 1);
+    if (warp == 0) hopper::barrier_init(shared_address(squares_full), 1);
     hopper::barrier_init_fence();
     hopper::fence_async_shared();
     for (int slot = 0; slot < plan.depth; ++slot) ask(slot);
     if (first_tile + warp < end_tile) hopper::barrier_expect(shared_address(sums_full), sums_bytes);
-    if (warp == 0) {
-      const int normed =
-          p.rows * min(max(p.k - first_k, 0), p.part_chunks * kChunk<bf16>) * int(sizeof(bf16));
-      hopper::barrier_expect(shared_address(x_full), uint32_t(p.gain != nullptr ? normed : shape.x));
+    if (warp == 0 && p.gain == nullptr) hopper::barrier_expect(shared_address(x_full), uint32_t(shape.x));
+    if (warp == 0 && p.gain != nullptr) {
+      const int ended = (p.rows - part + kParts - 1) / kParts;  // rows, by this block
+      hopper::barrier_expect(shared_address(squares_full),
+                             uint32_t(ended * kParts) * uint32_t(sizeof(float2)));
     }
   }
   const bool brings_x = p.gain == nullptr && tid == kThreads - kWarp;
@@ -228,7 +239,8 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
   __syncwarp();
   cluster_arrive_relaxed();
   if (p.gain != nullptr) {
-    for (int i = tid; i < p.k / 4; i += kThreads) copy_async_16(gain + 4 * i, p.gain + 4 * i, true);
+    for (int c = 4 * tid; c < min(p.k - first_k, p.part_chunks * kChunk<bf16>); c += 4 * kThreads)
+      copy_async_16(gain + c, p.gain + first_k + c, true);
     // Behind the end of k.
     for (int r = warp; r < kRows; r += kWarps)
       for (int c = max(p.k - first_k, 0) + lane * 8; c < p.part_chunks * kChunk<bf16>; c += kWarp * 8)
@@ -241,7 +253,8 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
   cluster_wait();  // all blocks are there, and their barriers
   wait_for_previous();
   if (p.gain != nullptr) {
-    norm_rows<kRows, kParts>(p, x_rows, x_full, gain);
+    gain_rows<kRows, kParts>(p, x_rows, gain, squares, squares_full);
+    __syncthreads();
   } else if (brings_x) {
     for (int chunk = 0; chunk < p.part_chunks; ++chunk)
       hopper::load_box(shared_address(x_rows + chunk * (kRows * kChunkBytes)), &x_map, shared_address(x_full),
@@ -279,8 +292,9 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
 
   int slot = 0;
   uint32_t parity = 0;
-  if (warp == 0 || (warp < plan.tile_warps && first_tile + warp < end_tile))
+  if (p.gain == nullptr && (warp == 0 || (warp < plan.tile_warps && first_tile + warp < end_tile)))
     hopper::barrier_wait(shared_address(x_full), 0);
+  float scale[kEnds][kEachRows];
   for (int turn = 0; turn < plan.turns; ++turn) {
     const int tile = first_tile + turn * plan.tile_warps + warp;
     if (warp >= plan.tile_warps || tile >= end_tile) break;
@@ -323,7 +337,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
     if (turn > 0) hopper::barrier_wait(shared_address(sums_free), uint32_t(turn - 1) & 1);
 #pragma unroll
     for (int j = 0; j < 4 / kUnit; ++j) {  // the two rows of a lane go to one block, or to one each
-      const unsigned block = unsigned(group + me % 4 + 4 * j);
+      const unsigned block = unsigned(me % 4 + 4 * j);
       const uint32_t to = block_address(room + ((part * row_tiles) * 8 + row_of(me)) * kUnit, block),
                      full = block_address(sums_full, block);
       for (int i = 0; i < kRows / 8; ++i) {
@@ -340,6 +354,16 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
     const bool again = turn + 1 < plan.turns && tile + plan.tile_warps < end_tile;
     if (again && lane == 0) hopper::barrier_expect(shared_address(sums_full), sums_bytes);
 
+    if (turn == 0) {
+      if (p.gain != nullptr) hopper::barrier_wait(shared_address(squares_full), 0);
+      each_result(tile, [&](int n, int j, int row, int) {
+        float sum = 0;
+        if (p.gain != nullptr)
+#pragma unroll
+          for (int from = 0; from < kParts; ++from) sum += squares[from * (kRows / kParts) + row / kParts].x;
+        scale[n][j] = p.gain != nullptr ? scale_of(sum, p.eps, p.k) : 1;
+      });
+    }
     // The parts of a sum, in order.
     float total[kEnds][kUnit] = {};
 #pragma unroll
@@ -355,10 +379,10 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
     if (again) {
       // The room is free again; no block ends that waits for this.
       __syncwarp();
-      if (lane < kParts) hopper::arrive_at_block(block_address(sums_free, unsigned(group + lane)));
+      if (lane < kParts) hopper::arrive_at_block(block_address(sums_free, unsigned(lane)));
     }
     each_result(tile, [&](int n, int j, int row, int feature) {
-      const float low = total[n][2 * j], high = total[n][2 * j + 1];
+      const float low = scale[n][j] * total[n][2 * j], high = scale[n][j] * total[n][2 * j + 1];
       if constexpr (kSwiglu) {
         if (feature < p.outputs)
           static_cast<bf16*>(p.y)[row * p.y_stride + feature] = from_float<bf16>(silu_times<bf16>(low, high));

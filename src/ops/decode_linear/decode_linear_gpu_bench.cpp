@@ -117,7 +117,7 @@ void products(benchmark::State& state, const Width& width, Kind kind) {
   Model& model = model_of(ex, width);
   const int64_t rows = state.range(0);
   const int before = most_direct_rows;
-  if (state.range(1) != 0) most_direct_rows = 0;
+  most_direct_rows = state.range(1) != 0 ? 0 : 8;
   const Model::Issued once = model.issue(ex, kind, rows);  // what is made once is made outside the graph
   synchronize(ex);
   cudaGraph_t graph = nullptr;

@@ -20,6 +20,7 @@ struct Product {
   const int32_t* pick = nullptr;  // rows of x; null: all
   const float* gain = nullptr;    // of a norm
   float eps = 0;
+  const float* scales = nullptr;  // of rows that have been multiplied by the gain already
   const T* w = nullptr;
   int64_t w_stride = 0;
   int rows = 0, k = 0;
@@ -73,46 +74,29 @@ __device__ __forceinline__ uint4 read_vector(const void* p) {
   return __ldcg(static_cast<const uint4*>(p));
 }
 
-// ---- RMSNorm of a row by a warp
+// ---- RMSNorm
+//
+// A row is multiplied by the gain and rounded. Its scale, the root of its mean square's inverse, is a factor
+// of its sums: nobody waits for it before the product. The squares are added up in the parts of the product.
 
-// A lane adds up the squares of every 32nd four numbers, in order; of the lanes' sums comes the scale.
-__device__ __forceinline__ float add_squares(float4 v, float sum) {
-  return fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
+__device__ __forceinline__ float squares_of(float4 v) {
+  return fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, v.w * v.w)));
 }
-__device__ __forceinline__ float scale_of(float lane_sum, float eps, int k) {
-  return 1 / sqrtf(warp_sum(lane_sum) / float(k) + eps);
+__device__ __forceinline__ float4 times(float4 v, float4 gain) {
+  return {v.x * gain.x, v.y * gain.y, v.z * gain.z, v.w * gain.w};
 }
-// What the numbers of a row are multiplied with; read(c) gives four of them. k is a multiple of 4.
-template <class Read>
-__device__ __forceinline__ float norm_scale(Read&& read, float eps, int k) {
-  const int lane = int(threadIdx.x) % kWarp;
+// Of numbers [begin, end), multiples of 4, by a warp: a lane adds up every 32nd four, in order. squares(c)
+// are those of c .. c + 3.
+template <class Squares>
+__device__ __forceinline__ float part_squares(Squares&& squares, int begin, int end) {
   float sum = 0;
 #pragma unroll 4
-  for (int c = 4 * lane; c < k; c += 4 * kWarp) sum = add_squares(read(c), sum);
-  return scale_of(sum, eps, k);
+  for (int c = begin + 4 * (int(threadIdx.x) % kWarp); c < end; c += 4 * kWarp) sum += squares(c);
+  return warp_sum(sum);
 }
-__device__ __forceinline__ float4 normed(float4 v, float scale, float4 gain) {
-  return {v.x * (scale * gain.x), v.y * (scale * gain.y), v.z * (scale * gain.z), v.w * (scale * gain.w)};
-}
-
-// Calls put(c, n) with n[0 .. 4), the normed numbers of columns c .. c + 3, for all columns below `columns`:
-// k, or more, and then zeros behind it. read(c) gives four numbers of the row, twice. k and columns are
-// multiples of 4. put may write where columns up to c were read.
-template <class Read, class Put>
-__device__ __forceinline__ void norm_row(Read&& read, const float* gain, float eps, int k, int columns,
-                                         Put&& put) {
-  const int lane = int(threadIdx.x) % kWarp;
-  const float scale = norm_scale(read, eps, k);
-  for (int first = 0; first < columns; first += 4 * kWarp) {
-    const int c = first + 4 * lane;
-    float n[4] = {};
-    if (c < k) {
-      const float4 v = normed(read(c), scale, *reinterpret_cast<const float4*>(gain + c));
-      n[0] = v.x, n[1] = v.y, n[2] = v.z, n[3] = v.w;
-    }
-    __syncwarp();
-    if (c < columns) put(c, n);
-  }
+// Of all squares, which are those of the parts, in order.
+__device__ __forceinline__ float scale_of(float squares, float eps, int k) {
+  return 1 / sqrtf(squares / float(k) + eps);
 }
 
 // ---- the product
@@ -141,17 +125,18 @@ struct BlockShape {
   static constexpr int kColumns = kFeatures * kFeatureWarps;  // of a block's tile, before SwiGLU
   static constexpr int kRing = kDepth * 2 * kThreads * kVectorBytes;
 
-  // A row of x; where it is normed, it comes as floats.
   static __host__ __device__ int row_bytes(const Product<T>& p) {
-    const int bytes = kPartWarps * p.part_chunks * kChunkBytes;
-    return (p.gain != nullptr ? bytes * int(sizeof(float) / sizeof(T)) : bytes) + kHalf;
+    return kPartWarps * p.part_chunks * kChunkBytes + kHalf;
   }
   static __host__ __device__ int sums_bytes(int rows) {
     return kPartWarps * rows * kColumns * int(sizeof(float));
   }
+  // Of a norm: the gain, the squares of each four numbers of a row, those of its parts.
+  static __host__ __device__ int norm_floats(const Product<T>& p) {
+    return p.gain != nullptr ? p.k + p.rows * (p.k / 4 + kPartWarps) : 0;
+  }
   static int bytes(const Product<T>& p) {
-    return kRing + row_bytes(p) * p.rows + sums_bytes(p.rows) +
-           (p.gain != nullptr ? p.k * int(sizeof(float)) : 0);
+    return kRing + row_bytes(p) * p.rows + sums_bytes(p.rows) + norm_floats(p) * int(sizeof(float));
   }
 };
 
@@ -167,6 +152,7 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
   const int row_bytes = Shape::row_bytes(p);
   float* const sums = reinterpret_cast<float*>(x_rows + row_bytes * p.rows);
   float* const gain = sums + Shape::sums_bytes(p.rows) / int(sizeof(float));
+  float *const squares = gain + p.k, *const of_parts = squares + p.rows * (p.k / 4);
 
   const int tid = int(threadIdx.x), warp = tid / kWarp, lane = tid % kWarp;
   const int feature_warp = warp % kFeatureWarps, part_warp = warp / kFeatureWarps;
@@ -224,31 +210,60 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
       old = __ldcg(static_cast<const float*>(p.y) + tid / across * p.y_stride + feature);
   }
 
-  const auto stage = [&](const auto* from, int vectors, int most) {
-    constexpr int kEach = kVectorBytes / int(sizeof(*from));
+  const int columns = kPartWarps * p.part_chunks * kChunk<T>;
+  const auto row_of_x = [&](int r) {
+    return int64_t{p.pick != nullptr ? __ldcg(p.pick + r) : r} * p.x_stride;
+  };
+  if (p.gain == nullptr) {
+    const int vectors = columns / kPerVector;
 #pragma unroll 4
     for (int i = tid; i < p.rows * vectors; i += kThreads) {
       const int r = i / vectors, v = i % vectors;
-      const int64_t row = p.pick != nullptr ? __ldcg(p.pick + r) : r;
-      const uint4 x =
-          v * kEach < most ? read_vector(from + row * p.x_stride + v * kEach) : make_uint4(0, 0, 0, 0);
+      uint4 x = make_uint4(0, 0, 0, 0);
+      if (v * kPerVector < p.k) x = read_vector(static_cast<const T*>(p.x) + row_of_x(r) + v * kPerVector);
       *reinterpret_cast<uint4*>(x_rows + r * row_bytes + v * kVectorBytes) = x;
     }
-    __syncthreads();
-  };
-  const int columns = kPartWarps * p.part_chunks * kChunk<T>;
-  if (p.gain == nullptr) {
-    stage(static_cast<const T*>(p.x), columns / kPerVector, p.k);
   } else {
-    stage(static_cast<const float*>(p.x), p.k / 4, p.k);
-    copy_async_wait_groups<kDepth>();  // the gain
-    __syncthreads();
-    for (int r = warp; r < p.rows; r += kThreads / kWarp) {
-      unsigned char* const row = x_rows + r * row_bytes;
-      norm_row([&](int c) { return *(reinterpret_cast<const float4*>(row) + c / 4); }, gain, p.eps, p.k,
-               columns, [&](int c, const float(&n)[4]) { store(reinterpret_cast<T*>(row) + c, n); });
+    copy_async_wait_groups<kDepth>();  // the gain: a thread multiplies by what it has copied itself
+    constexpr int kAtOnce = 8;         // fours that a thread asks for together, row by row
+    int r = 4 * tid < columns ? 0 : p.rows, c = 4 * tid;
+#pragma unroll 1
+    while (r < p.rows) {
+      const int first_row = r, first_column = c;
+      const auto pass = [&] {
+        c += 4 * kThreads;
+        if (c >= columns) c = 4 * tid, ++r;
+      };
+      float4 v[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i, pass()) {
+        v[i] = make_float4(0, 0, 0, 0);
+        if (r < p.rows && c < p.k)
+          v[i] = __ldcg(reinterpret_cast<const float4*>(static_cast<const float*>(p.x) + row_of_x(r) + c));
+      }
+      r = first_row, c = first_column;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i, pass()) {
+        if (r >= p.rows) break;
+        float4 n{0, 0, 0, 0};
+        if (c < p.k) {
+          squares[r * (p.k / 4) + c / 4] = squares_of(v[i]);
+          n = times(v[i], *reinterpret_cast<const float4*>(gain + c));
+        }
+        const float numbers[4] = {n.x, n.y, n.z, n.w};
+        store(reinterpret_cast<T*>(x_rows + r * row_bytes) + c, numbers);
+      }
     }
-    __syncthreads();
+  }
+  __syncthreads();
+  if (p.gain != nullptr && feature_warp == 0) {
+    const int begin = part_warp * p.part_chunks * kChunk<T>,
+              end = min(begin + p.part_chunks * kChunk<T>, p.k);
+#pragma unroll 1
+    for (int r = 0; r < p.rows; ++r) {
+      const float sum = part_squares([&](int c) { return squares[r * (p.k / 4) + c / 4]; }, begin, end);
+      if (lane == 0) of_parts[r * kPartWarps + part_warp] = sum;
+    }
   }
 
   const SharedRows x{x_rows, p.rows, row_bytes};
@@ -258,6 +273,14 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
 #pragma unroll
     for (int part = 0; part < kPartWarps; ++part) sum += sums[(part * p.rows + row) * kColumns + column];
     return sum;
+  };
+  const auto scale = [&](int row) {
+    if (p.scales != nullptr) return __ldcg(p.scales + row);
+    if (p.gain == nullptr) return 1.0F;
+    float sum = 0;
+#pragma unroll
+    for (int part = 0; part < kPartWarps; ++part) sum += of_parts[row * kPartWarps + part];
+    return scale_of(sum, p.eps, p.k);
   };
 
   int slot = 0;
@@ -276,10 +299,10 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
     for (int i = tid; i < results; i += kThreads) {
       const int row = i / across, column = i % across, feature = tile * across + column;
       if (feature >= p.outputs) continue;
-      const float sum = total(row, column);
+      const float by = scale(row), sum = by * total(row, column);
       if (p.end == DecodeEnd::swiglu) {
         static_cast<T*>(p.y)[row * p.y_stride + feature] =
-            from_float<T>(silu_times<T>(sum, total(row, column + across)));
+            from_float<T>(silu_times<T>(sum, by * total(row, column + across)));
       } else if (p.end == DecodeEnd::add) {
         float& to = static_cast<float*>(p.y)[row * p.y_stride + feature];
         to = (tile == first_tile && i == tid ? old : __ldcg(&to)) + sum;
@@ -291,17 +314,29 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
   }
 }
 
+// Rows of p multiplied by the gain, and their scales.
 template <class T>
 __global__ void __launch_bounds__(128)
-    norm_kernel(const float* x, int64_t x_stride, const int32_t* pick, const float* gain, float eps, int rows,
-                int k, T* y, int64_t y_stride) {
+    norm_kernel(const Product<T> p, int parts, T* y, int64_t y_stride, float* scales) {
   let_next_start();
   wait_for_previous();
-  const int r = int(blockIdx.x) * 4 + int(threadIdx.x) / kWarp;
-  if (r >= rows) return;
-  const int64_t row = pick != nullptr ? __ldcg(pick + r) : r;
-  norm_row([&](int c) { return __ldcg(reinterpret_cast<const float4*>(x + row * x_stride + c)); }, gain, eps,
-           k, k, [&](int c, const float(&n)[4]) { store(y + r * y_stride + c, n); });
+  const int r = int(blockIdx.x) * 4 + int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
+  if (r >= p.rows) return;
+  const int64_t row = p.pick != nullptr ? __ldcg(p.pick + r) : r;
+  const auto read = [from = static_cast<const float*>(p.x) + row * p.x_stride](int c) {
+    return __ldcg(reinterpret_cast<const float4*>(from + c));
+  };
+  float squares = 0;
+  for (int part = 0; part < parts; ++part) {
+    const int begin = part * p.part_chunks * kChunk<T>, end = min(begin + p.part_chunks * kChunk<T>, p.k);
+    squares += part_squares([&](int c) { return squares_of(read(c)); }, begin, end);
+  }
+  if (lane == 0) scales[r] = scale_of(squares, p.eps, p.k);
+  for (int c = 4 * lane; c < p.k; c += 4 * kWarp) {
+    const float4 n = times(read(c), __ldg(reinterpret_cast<const float4*>(p.gain + c)));
+    const float numbers[4] = {n.x, n.y, n.z, n.w};
+    store(y + r * y_stride + c, numbers);
+  }
 }
 
 }  // namespace sps::ops::decode_product

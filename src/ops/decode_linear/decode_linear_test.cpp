@@ -12,6 +12,10 @@ namespace {
 struct Shape {
   int64_t rows, in, out;
 };
+std::string name_of(const testing::TestParamInfo<Shape>& info) {
+  const Shape& s = info.param;
+  return fmt::format("{}x{}x{}", s.rows, s.in, s.out);
+}
 // The last ones as models have them: on a GPU other cuts of the rows of w and of k.
 const Shape kShapes[] = {{1, 1, 1},      {1, 16, 29},    {2, 24, 48},     {3, 7, 5},       {5, 100, 33},
                          {16, 64, 64},   {17, 96, 31},   {33, 40, 70},    {70, 33, 95},    {300, 160, 40},
@@ -72,51 +76,53 @@ void compare(const Backend& b, DType out, const Shape& s, const Numbers& dense, 
     for (int64_t c = 0; c < s.out; ++c) ASSERT_EQ(pieces.get(r, c), y.get(r, c)) << name;
 }
 
-TEST(DecodeLinear, IsTheProduct) {
-  for (const Shape& s : kShapes)
-    for (const DType dtype : {DType::f32, DType::bf16}) {
-      Matrix truth(DType::f64, s.rows, s.out);
-      const Numbers n(dtype, s);
-      decode_linear({}, *n.x.to(DType::f64), n.w.to(DType::f64), truth);
-      for (const Device device : test_devices())
-        // With 3 and 5 rows do not begin where 16 bytes do.
-        for (const auto& [x_padding, w_padding] : {std::pair{0, 0}, {8, 16}, {3, 5}})
-          for (const DType out : {dtype, DType::f32}) {
-            compare({device, dtype}, out, s, n, x_padding, w_padding, truth);
-            if (device == Device::cuda) continue;
-            const ForceBf16Fallback no_tiles;
-            compare({device, dtype}, out, s, n, x_padding, w_padding, truth);
-          }
-    }
+class DecodeLinearOfShapes : public testing::TestWithParam<Shape> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, DecodeLinearOfShapes, testing::ValuesIn(kShapes), name_of);
+
+TEST_P(DecodeLinearOfShapes, IsTheProduct) {
+  const Shape& s = GetParam();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Matrix truth(DType::f64, s.rows, s.out);
+    const Numbers n(dtype, s);
+    decode_linear({}, *n.x.to(DType::f64), n.w.to(DType::f64), truth);
+    for (const Device device : test_devices())
+      // With 3 and 5 rows do not begin where 16 bytes do.
+      for (const auto& [x_padding, w_padding] : {std::pair{0, 0}, {8, 16}, {3, 5}})
+        for (const DType out : {dtype, DType::f32}) {
+          compare({device, dtype}, out, s, n, x_padding, w_padding, truth);
+          if (device == Device::cuda) continue;
+          const ForceBf16Fallback no_tiles;
+          compare({device, dtype}, out, s, n, x_padding, w_padding, truth);
+        }
+  }
 }
 
 // Any part of the rows, on any number of threads, gives the same rows.
-void parts_are_the_whole(const Backend& b) {
+void parts_are_the_whole(const Backend& b, const Shape& s) {
   const int before = thread_count();
-  for (const Shape& s : kShapes)
-    for (const int64_t padding : {0, 3}) {
-      const Numbers n(Numbers(b.dtype, s), padding, padding);
-      const int64_t most = b.device == Device::cuda ? std::min(s.rows, kFewDecodeRows) : s.rows;
-      const auto product = [&](int64_t row, int64_t rows) {
-        Matrix y(DType::f32, rows, s.out);
-        OnDevice on(b.device);
-        decode_linear(on.exec(), on(n.x->rows_from(row, rows), n.x.whole()), on(n.w), on(y));
-        return y;
-      };
-      Matrix whole = product(0, most);
-      for (const int64_t part : {1, 2, 3, 8, 9, 16, 17, 32, 33, 37}) {
-        if (part >= most && part > 1) continue;
-        set_thread_count(part % 2 == 0 ? 2 : 1);
-        for (int64_t row = 0; row < most; row += part) {
-          const int64_t rows = std::min(part, most - row);
-          const Matrix y = product(row, rows);
-          for (int64_t r = 0; r < rows; ++r)
-            for (int64_t c = 0; c < s.out; ++c)
-              ASSERT_EQ(y.get(r, c), whole.get(row + r, c)) << b.name() << " " << s.rows << "x" << s.in << "x"
-                                                            << s.out << " " << part << " " << row + r;
-        }
+  for (const int64_t padding : {0, 3}) {
+    const Numbers n(Numbers(b.dtype, s), padding, padding);
+    const int64_t most = b.device == Device::cuda ? std::min(s.rows, kFewDecodeRows) : s.rows;
+    const auto product = [&](int64_t row, int64_t rows) {
+      Matrix y(DType::f32, rows, s.out);
+      OnDevice on(b.device);
+      decode_linear(on.exec(), on(n.x->rows_from(row, rows), n.x.whole()), on(n.w), on(y));
+      return y;
+    };
+    Matrix whole = product(0, most);
+    for (const int64_t part : {1, 2, 3, 8, 9, 16, 17, 32, 33, 37}) {
+      if (part >= most && part > 1) continue;
+      set_thread_count(part % 2 == 0 ? 2 : 1);
+      for (int64_t row = 0; row < most; row += part) {
+        const int64_t rows = std::min(part, most - row);
+        const Matrix y = product(row, rows);
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t c = 0; c < s.out; ++c)
+            ASSERT_EQ(y.get(r, c), whole.get(row + r, c))
+                << b.name() << " " << s.rows << "x" << s.in << "x" << s.out << " " << part << " " << row + r;
       }
     }
+  }
   set_thread_count(before);
 }
 
@@ -129,15 +135,17 @@ struct DirectRows {
 };
 #endif
 
-TEST(DecodeLinear, ARowDoesNotDependOnTheOthers) {
-  for (const Backend& b : fast_backends()) parts_are_the_whole(b);
+TEST_P(DecodeLinearOfShapes, ARowDoesNotDependOnTheOthers) {
+  for (const Backend& b : fast_backends()) parts_are_the_whole(b, GetParam());
 #ifdef SPS_HAS_CUDA
-  const DirectRows one(1);
-  for (const Backend& b : fast_backends())
-    if (b.device == Device::cuda && b.dtype == DType::bf16) parts_are_the_whole(b);
+  for (const int rows : {1, 8}) {
+    const DirectRows direct(rows);
+    for (const Backend& b : fast_backends())
+      if (b.device == Device::cuda && b.dtype == DType::bf16) parts_are_the_whole(b, GetParam());
+  }
 #endif
   const ForceBf16Fallback no_tiles;
-  parts_are_the_whole({Device::cpu, DType::bf16});
+  parts_are_the_whole({Device::cpu, DType::bf16}, GetParam());
 }
 
 TEST(DecodeLinear, NothingInNothingOut) {
@@ -223,52 +231,55 @@ const Shape kBlocks[] = {{1, 1, 3},     {2, 24, 40},     {3, 7, 5},      {1, 102
                          {8, 1600, 48}, {12, 96, 300},   {33, 1024, 40}, {64, 2304, 200}, {70, 64, 96},
                          {2, 64, 9000}, {20, 1600, 120}, {24, 1800, 72}, {40, 128, 5000}, {64, 1032, 24}};
 
-TEST(DecodeLinear, WithWhatStandsBesideIt) {
-  for (const Backend& backend : fast_backends())
-    for (const Shape& s : kBlocks) {
-      const Block block(backend.dtype, s);
-      const Results truth = results(Device::cpu, block.to(DType::f64), 0, s.rows),
-                    got = results(backend.device, block, 0, s.rows);
-      SCOPED_TRACE(fmt::format("{} {}x{}x{}", backend.name(), s.rows, s.in, s.out));
-      // Normed rows are rounded, the pair that SwiGLU takes (both numbers of it), and the result.
-      const auto tol = [&](double roundings) { return tolerance(backend.dtype, roundings); };
-      SPS_EXPECT_CLOSE(got.normed, truth.normed, tol(2));
-      SPS_EXPECT_CLOSE(got.rest, truth.rest, tol(2));
-      SPS_EXPECT_CLOSE(got.picked, truth.picked, tol(1));
-      SPS_EXPECT_CLOSE(got.swiglu, truth.swiglu, tol(4));
-      SPS_EXPECT_CLOSE(got.swiglu_plain, truth.swiglu_plain, tol(3));
-      SPS_EXPECT_CLOSE(got.sum, truth.sum, tol(1));
-    }
-}
+class DecodeLinearInBlocks : public testing::TestWithParam<Shape> {};
+INSTANTIATE_TEST_SUITE_P(Blocks, DecodeLinearInBlocks, testing::ValuesIn(kBlocks), name_of);
 
-void blocks_are_cut(const Backend& backend) {
-  for (const Shape& s : kBlocks) {
+TEST_P(DecodeLinearInBlocks, WithWhatStandsBesideIt) {
+  const Shape& s = GetParam();
+  for (const Backend& backend : fast_backends()) {
     const Block block(backend.dtype, s);
-    const int64_t most = backend.device == Device::cuda ? std::min(s.rows, kFewDecodeRows) : s.rows;
-    const Results whole = results(backend.device, block, 0, most);
-    for (const int64_t part : {1, 5, 8, 9, 16, 17, 32, 33})
-      for (int64_t row = 0, picked = 0; row < most; row += part) {
-        const Results some = results(backend.device, block, row, std::min(part, most - row));
-        const auto equal = [&](const Matrix& a, const Matrix& b, int64_t from) {
-          for (int64_t r = 0; r < a->rows; ++r)
-            for (int64_t c = 0; c < a->cols; ++c)
-              ASSERT_EQ(a.get(r, c), b.get(from + r, c))
-                  << backend.name() << " " << s.rows << "x" << s.in << "x" << s.out << " part " << part;
-        };
-        equal(some.normed, whole.normed, row), equal(some.rest, whole.rest, row);
-        equal(some.picked, whole.picked, picked), picked += some.picked->rows;
-        equal(some.swiglu, whole.swiglu, row), equal(some.swiglu_plain, whole.swiglu_plain, row);
-        equal(some.sum, whole.sum, row);
-      }
+    const Results truth = results(Device::cpu, block.to(DType::f64), 0, s.rows),
+                  got = results(backend.device, block, 0, s.rows);
+    SCOPED_TRACE(fmt::format("{} {}x{}x{}", backend.name(), s.rows, s.in, s.out));
+    // Normed rows are rounded, the pair that SwiGLU takes (both numbers of it), and the result.
+    const auto tol = [&](double roundings) { return tolerance(backend.dtype, roundings); };
+    SPS_EXPECT_CLOSE(got.normed, truth.normed, tol(2));
+    SPS_EXPECT_CLOSE(got.rest, truth.rest, tol(2));
+    SPS_EXPECT_CLOSE(got.picked, truth.picked, tol(1));
+    SPS_EXPECT_CLOSE(got.swiglu, truth.swiglu, tol(4));
+    SPS_EXPECT_CLOSE(got.swiglu_plain, truth.swiglu_plain, tol(3));
+    SPS_EXPECT_CLOSE(got.sum, truth.sum, tol(1));
   }
 }
 
-TEST(DecodeLinear, WhatStandsBesideItChangesNothingOfThat) {
-  for (const Backend& backend : fast_backends()) blocks_are_cut(backend);
+void blocks_are_cut(const Backend& backend, const Shape& s) {
+  const Block block(backend.dtype, s);
+  const int64_t most = backend.device == Device::cuda ? std::min(s.rows, kFewDecodeRows) : s.rows;
+  const Results whole = results(backend.device, block, 0, most);
+  for (const int64_t part : {1, 5, 8, 9, 16, 17, 32, 33})
+    for (int64_t row = 0, picked = 0; row < most; row += part) {
+      const Results some = results(backend.device, block, row, std::min(part, most - row));
+      const auto equal = [&](const Matrix& a, const Matrix& b, int64_t from) {
+        for (int64_t r = 0; r < a->rows; ++r)
+          for (int64_t c = 0; c < a->cols; ++c)
+            ASSERT_EQ(a.get(r, c), b.get(from + r, c))
+                << backend.name() << " " << s.rows << "x" << s.in << "x" << s.out << " part " << part;
+      };
+      equal(some.normed, whole.normed, row), equal(some.rest, whole.rest, row);
+      equal(some.picked, whole.picked, picked), picked += some.picked->rows;
+      equal(some.swiglu, whole.swiglu, row), equal(some.swiglu_plain, whole.swiglu_plain, row);
+      equal(some.sum, whole.sum, row);
+    }
+}
+
+TEST_P(DecodeLinearInBlocks, WhatStandsBesideItChangesNothingOfThat) {
+  for (const Backend& backend : fast_backends()) blocks_are_cut(backend, GetParam());
 #ifdef SPS_HAS_CUDA
-  const DirectRows one(1);
-  for (const Backend& backend : fast_backends())
-    if (backend.device == Device::cuda && backend.dtype == DType::bf16) blocks_are_cut(backend);
+  for (const int rows : {1, 8}) {
+    const DirectRows direct(rows);
+    for (const Backend& backend : fast_backends())
+      if (backend.device == Device::cuda && backend.dtype == DType::bf16) blocks_are_cut(backend, GetParam());
+  }
 #endif
 }
 
