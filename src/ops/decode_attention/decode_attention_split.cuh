@@ -26,9 +26,13 @@ struct WarpShared {
 // once. Global writes are issued then, without a fence. Between the two calls the thread must leave groups of
 // cp.async alone.
 //
-// Where rows may still be on their way when ready() returns, and results go elsewhere than to memory, `ready`
-// has read(from), 16 bytes of such a row, has_come(x), whether those were there, and put(to, x), for a number
-// of the result.
+// Where warps meet otherwise than by what they have written to memory before they count themselves (`ready`
+// has a read()), a number that has not come is one that no sum is:
+//   read(from)      16 bytes of a row of this step, or partial sums; has_come(x) says whether they were there
+//   put(to, x)      a number of the result
+//   send(to, x)     a chunk's partial sums; who has a tile's last chunk waits for all of them and joins them,
+//                   and then says forget(to)
+//   beside(to)      memory of this warp's own for sums that are not complete
 template <int D, bool kTurns>
 class SplitWarp {
  public:
@@ -74,7 +78,7 @@ class SplitWarp {
         __syncwarp();
         if (item_.set >= 0) {
           if constexpr (kTurns) place_own(item_.set, values);
-          values ? add_up(item_.set, chunk) : weigh(item_.set, q, chunk);
+          values ? add_up(ready, item_.set, chunk) : weigh(item_.set, q, chunk);
         }
         __syncwarp();  // they have been read
         if (more) {
@@ -85,7 +89,7 @@ class SplitWarp {
       }
       ++in_tile;
       if (more && cursor_.tile(p_, partials_) == item_.tile) continue;
-      if (is_last(in_tile)) {
+      if (kMails<Ready> ? item_.nth + 1 == item_.items : is_last(in_tile)) {
         ++tiles;
 #pragma unroll 1
         for (int query = 0; query < live_; ++query) join_chunks(ready, query);
@@ -98,6 +102,11 @@ class SplitWarp {
   }
 
  private:
+  template <class Ready>
+  static constexpr bool kMails = requires(const Ready& ready, const bf16* row) {
+    ready.read(row);
+  };
+
   // Of the item that is worked on: largest scores, and weights below 1.
   struct Chunk {
     float top[1][2];
@@ -212,7 +221,7 @@ class SplitWarp {
   // Calls some(load), whose load(to, live, from) reads 16 bytes of this step's rows, until they have come.
   template <class Ready, class Some>
   __device__ __forceinline__ static void fetch(const Ready& ready, Some&& some) {
-    if constexpr (requires { ready.read(nullptr); }) {
+    if constexpr (kMails<Ready>) {
       const auto load = [&](uint4& to, bool live, const bf16* from) {
         to = live ? ready.read(from) : make_uint4(0, 0, 0, 0);
         return true;
@@ -335,7 +344,8 @@ class SplitWarp {
     for (int m = 0; m < kKeyTiles; ++m) weights_of(s[m][0], base, c.w[m][0]);
   }
   // Softmax and sums of the chunk: its part of the tile's partials.
-  __device__ void add_up(int set, const Chunk& c) {
+  template <class Ready>
+  __device__ void add_up(const Ready& ready, int set, const Chunk& c) {
     const int nth = item_.nth;
     float sum[1][4];
     const bool dirty = run().sets[set].mixed(item_.chunk) && has_nonfinite(shared_.v);
@@ -344,8 +354,14 @@ class SplitWarp {
     float* sums[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      if (lane_ < 4 && stream_[e] >= 0)
-        softmax_[nth + e * partials_.items] = make_float2(c.top[0][e], sum[0][e]);
+      if (lane_ < 4 && stream_[e] >= 0) {
+        float2* const to = &softmax_[nth + e * partials_.items];
+        const float2 x = make_float2(c.top[0][e], sum[0][e]);
+        if constexpr (kMails<Ready>)
+          ready.send(to, x);
+        else
+          *to = x;
+      }
       sums[e] = sums_ + (nth + e * partials_.items) * D;
     }
     const auto at_v = MatrixAddress<D>::b(shared_.v);
@@ -355,10 +371,25 @@ class SplitWarp {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int d = 16 * block + 8 * (i / 2);
-        if (stream_[i % 2] >= 0 && d < p_.head_dim) sums[i % 2][d] = sum[0][i];
+        if (stream_[i % 2] < 0 || d >= p_.head_dim) continue;
+        if constexpr (kMails<Ready>)
+          dirty ? void(*ready.beside(sums[i % 2] + d) = sum[0][i]) : ready.send(sums[i % 2] + d, sum[0][i]);
+        else
+          sums[i % 2][d] = sum[0][i];
       }
     }
-    if (dirty) add_taken_out(set, sums);
+    if (!dirty) return;
+    if constexpr (kMails<Ready>) {
+      float* beside[2] = {ready.beside(sums[0]), ready.beside(sums[1])};
+      add_taken_out(set, beside);
+#pragma unroll 1
+      for (int d = 0; d < p_.head_dim; d += 8)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (stream_[e] >= 0) ready.send(sums[e] + d, beside[e][d]);
+    } else {
+      add_taken_out(set, sums);
+    }
   }
   // To the sums, which each lane finds as it has left them.
   __device__ void add_taken_out(int set, float* const (&sums)[2]) const {
@@ -435,12 +466,29 @@ class SplitWarp {
 #pragma unroll 1
     for (int base = 0; base < chunks; base += kAtOnce) {
       const int here = min(chunks - base, kAtOnce), mine = base + min(lane_, here - 1);
-      const float2 fresh = __ldcg(softmax + mine);
+      float2 fresh;
       float sum[kAtOnce][kColumns];
+      const auto each = [&](auto&& f) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
+        for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) sum[i][c] = i < here ? __ldcg(sums + (base + i) * D + 32 * c) : 0;
+          for (int c = 0; c < kColumns; ++c) f(i, c, i < here, sums + (base + i) * D + 32 * c);
+      };
+      if constexpr (kMails<Ready>) {
+        const auto written = [&](int c) { return lane_ + 32 * c < p_.head_dim; };
+        bool come;
+        do {
+          fresh = ready.read(softmax + mine);
+          each([&](int i, int c, bool there, const float* from) {
+            sum[i][c] = there && written(c) ? ready.read(from) : 0;
+          });
+          come = ready.has_come(fresh);
+          each([&](int i, int c, bool, const float*) { come &= ready.has_come(sum[i][c]); });
+        } while (__any_sync(~0U, int(!come)) != 0);
+      } else {
+        fresh = __ldcg(softmax + mine);
+        each([&](int i, int c, bool there, const float* from) { sum[i][c] = there ? __ldcg(from) : 0; });
+      }
       const Item item = run().item(mine);
       const bool touches = lane_ < here && seen(item.set, query).touches(item.chunk * kChunk, kChunk);
       const unsigned sees = __ballot_sync(~0U, int(touches));
@@ -475,10 +523,19 @@ class SplitWarp {
     for (int c = 0; c < kColumns; ++c) {
       if (lane_ + 32 * c >= p_.head_dim) continue;
       const bf16 x = from_float<bf16>(__fmul_rn(total[c], share));
-      if constexpr (requires { ready.put(o, x); })
+      if constexpr (kMails<Ready>)
         ready.put(o + lane_ + 32 * c, x);
       else
         o[lane_ + 32 * c] = x;
+    }
+    if constexpr (kMails<Ready>) {
+#pragma unroll 1
+      for (int i = 0; i < chunks; ++i) {
+        if (i % 32 == lane_) ready.forget(softmax + i);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          if (lane_ + 32 * c < p_.head_dim) ready.forget(sums + i * D + 32 * c);
+      }
     }
   }
 

@@ -154,12 +154,19 @@ class List final : public GpuList {
 
   void upload() override {
     SPS_CHECK(touched_.empty());
-    int64_t mail = 0;
+    int64_t mail = 0, partials = 0;
     for (const Program& p : programs_) mail += 2 * p.mail_bytes;
+    for (const Record& r : records_)
+      if (r.stage.attends) partials = std::max(partials, r.partials.count * r.partials.of_tile());
+    // Launches follow each other, so their partial sums can lie in one place.
     mail_ = Bytes(size_t(mail), Memory::device);
+    partials_ = Bytes(2 * size_t(partials) * sizeof(float), Memory::device);
     auto* at = reinterpret_cast<unsigned char*>(mail_.data());
-    for (Program& p : programs_) p.mail = at, at += 2 * p.mail_bytes;
-    if (mail > 0) SPS_CUDA(cudaMemsetAsync(mail_.data(), kNoNumber & 0xFF, size_t(mail), stream_of(ex_)));
+    for (Program& p : programs_) p.mail = at, at += 2 * p.mail_bytes, p.partials = partials;
+    for (Record& r : records_) r.partials.data = reinterpret_cast<float*>(partials_.data());
+    for (Bytes* bytes : {&mail_, &partials_})
+      if (bytes->size() > 0)
+        SPS_CUDA(cudaMemsetAsync(bytes->data(), kNoNumber & 0xFF, bytes->size(), stream_of(ex_)));
     copy_bytes(ex_, records_memory_.data(), records_.data(), records_.size() * sizeof(Record));
     copy_bytes(ex_, programs_memory_.data(), programs_.data(), programs_.size() * sizeof(Program));
     synchronize(ex_);
@@ -187,7 +194,7 @@ class List final : public GpuList {
   int work_ = 0, piece_ = 0;  // bytes, the most of any stage
   int head_dim_ = 0, attention_warps_ = 0;
   int next_block_ = 0;
-  Bytes records_memory_, programs_memory_, counters_, mail_;
+  Bytes records_memory_, programs_memory_, counters_, mail_, partials_;
 };
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace sps::ops::decode_program {
 struct Meeting {
   const Stage& stage;
   const unsigned* counters;
+  int64_t partials;       // numbers of partial sums; as many lie behind them
   int64_t other, memory;  // bytes from results as mail to the next launch's, and to where they belong
   bool rows, results;     // these come, and go, as mail
   bool waited = false;
@@ -26,6 +27,17 @@ struct Meeting {
     __syncwarp();
   }
   __device__ uint4 read(const bf16* from) const { return read_mail(from); }
+  __device__ float read(const float* from) const { return __uint_as_float(read_mail_float(from)); }
+  __device__ float2 read(const float2* from) const { return read_mail_pair(from); }
+  __device__ bool has_come(float x) const { return __float_as_uint(x) != kNoNumber; }
+  __device__ bool has_come(float2 x) const { return has_come(x.x) && has_come(x.y); }
+  __device__ void send(float* to, float x) const { write_mail(to, __float_as_uint(x)); }
+  __device__ void send(float2* to, float2 x) const {
+    write_mail(&to->x, __float_as_uint(x.x)), write_mail(&to->y, __float_as_uint(x.y));
+  }
+  __device__ void forget(const float* at) const { write_mail(const_cast<float*>(at), kNoNumber); }
+  __device__ void forget(const float2* at) const { forget(&at->x), forget(&at->y); }
+  __device__ float* beside(float* sums) const { return sums + partials; }
   __device__ bool has_come(const uint4& x) const { return !rows || decode_program::has_come<bf16>(x); }
   __device__ void put(bf16* to, bf16 x) const {
     auto* const at = reinterpret_cast<unsigned char*>(to);
@@ -71,6 +83,7 @@ __device__ __forceinline__ void attend(const Rest& rest, AttentionWarp<D>& mine,
     split.start({int(blockIdx.x), int(gridDim.x), number, program.attention_warps});
     Meeting meeting{s,
                     program.counters,
+                    program.partials,
                     rest.other_mail - rest.mail,
                     static_cast<unsigned char*>(mine.record.results) - (rest.mail + s.y_mail),
                     false,

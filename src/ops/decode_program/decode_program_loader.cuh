@@ -28,7 +28,7 @@ __device__ __forceinline__ uint4 record_vector(const Program& program, int stage
 __device__ __forceinline__ void load_weights(const Program& program, unsigned char* ring, Rest& rest) {
   const int lane = int(threadIdx.x) % kWarp, blocks = int(gridDim.x);
   RingWalk walk(program.ring_bytes);
-  RingRoom room(program.ring_bytes, kUnderWay);
+  RingRoom room(program.ring_bytes, program.under_way);
   // `rows` rows of as many bytes, `step` apart in a piece of `size`; `from` is the lane's.
   const auto push = [&](int size, int rows, int bytes, int step, const void* from) {
     room.make(walk, size, rows * bytes, rest.barriers);

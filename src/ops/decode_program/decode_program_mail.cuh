@@ -31,6 +31,11 @@ __device__ __forceinline__ uint32_t read_mail_float(const void* from) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
   return x;
 }
+__device__ __forceinline__ float2 read_mail_pair(const void* from) {
+  float2 x;
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
+  return x;
+}
 __device__ __forceinline__ void write_mail(void* to, uint32_t x) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
@@ -41,7 +46,7 @@ template <class T>
 __device__ __forceinline__ bool has_come(const uint4& x) {
   if constexpr (sizeof(T) == sizeof(float)) return max(max(x.x, x.y), max(x.z, x.w)) != kNoNumber;
   constexpr uint32_t kHalfWord = 0xFFFF;
-  const uint32_t most = __vmaxu2(__vmaxu2(x.x, x.y), __vmaxu2(x.z, x.w));
+  const uint32_t most = __vimax3_u16x2(__vimax3_u16x2(x.x, x.y, x.z), x.w, 0);
   return (most & kHalfWord) != kHalfWord && most >> 16 != kHalfWord;
 }
 

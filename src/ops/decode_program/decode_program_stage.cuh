@@ -82,8 +82,9 @@ struct alignas(16) Program {
   unsigned* counters = nullptr;
   unsigned char* mail = nullptr;
   int64_t mail_bytes = 0;  // of each of two places
+  int64_t partials = 0;    // numbers that attention's chunks leave, at most; kNoNumber but while they wait
   int32_t stages = 0;
-  int32_t ring_bytes = 0, work_bytes = 0;
+  int32_t ring_bytes = 0, work_bytes = 0, under_way = kUnderWay;
   int32_t attention_warps = 0, first_attention = -1;  // a stage, and from there on Stage::next_attention
 };
 

@@ -203,7 +203,7 @@ struct Worker {
           if ((live >> i & 1) != 0)
             *reinterpret_cast<uint2*>(to + i * kColumns * int(sizeof(bf16))) = make_uint2(
                 pack_bf16(v.x * gain[i].x, v.y * gain[i].y), pack_bf16(v.z * gain[i].z, v.w * gain[i].w));
-          sum += decode_product::add_squares(v, 0);  // zeros where there is nothing
+          sum += decode_product::squares_of(v);  // zeros where there is nothing
         }
       }
       sum = warp_sum(sum);
