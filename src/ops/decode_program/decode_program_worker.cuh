@@ -142,7 +142,8 @@ struct Worker {
       const unsigned char *const x = x_row<bf16>(s, row), *const y = two ? x_row<bf16>(s, row + next) : x;
       const int apart = two ? next * row_bytes : 2 * kApart, behind = two ? 0 : 2 * kColumns;
 #pragma unroll 1
-      for (int from = begin + lane * (kVectorBytes / int(sizeof(bf16))); from < end; from += 4 * kColumns) {
+      for (int base = begin; base < end; base += 4 * kColumns) {
+        const int from = base + lane * (kVectorBytes / int(sizeof(bf16)));
         uint4 got[4];
         unsigned live = 0, wanted = 0;
 #pragma unroll
@@ -181,7 +182,8 @@ struct Worker {
       const unsigned char* const x = x_row<float>(s, p.pick != nullptr ? __ldcg(p.pick + row) : row);
       float sum = 0;
 #pragma unroll 1
-      for (int from = begin + lane * kEach; from < end; from += 4 * kColumns) {
+      for (int base = begin; base < end; base += 4 * kColumns) {
+        const int from = base + lane * kEach;
         uint4 got[4];
         float4 gain[4];
         unsigned live = 0, wanted = 0;
