@@ -6,6 +6,7 @@
 #include "ops/decode_program/decode_program_cuda.h"
 #include "ops/decode_program/decode_program_kernel.cuh"
 #include "ops/decode_program/decode_program_links.cuh"
+#include "ops/tensor_map.h"
 #include "tensor/memory.h"
 
 namespace sps::ops::decode_program {
@@ -16,7 +17,7 @@ namespace {
 
 template <int D>
 __global__ void __launch_bounds__(kThreads, 1) program_kernel(const Program* program) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   run_program<D>(*program, memory);
 #endif
@@ -38,6 +39,20 @@ void with_head_dim(int head_dim, F&& f) {
   f.template operator()<128>();
 }
 
+// A piece is the box at a feature and a chunk.
+CUtensorMap weights_map(const Product<bf16>& p, int64_t rows, int piece_chunks) {
+  CUtensorMap map{};
+  const cuuint64_t sizes[3] = {kChunk, cuuint64_t(rows), cuuint64_t(p.k / kChunk)},
+                   strides[2] = {cuuint64_t(p.w_stride) * sizeof(bf16), kChunkBytes};
+  const cuuint32_t box[3] = {kChunk, kFeatures, cuuint32_t(piece_chunks)}, steps[3] = {1, 1, 1};
+  const CUresult result =
+      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(p.w), sizes, strides, box,
+                     steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  SPS_CHECK(result == CUDA_SUCCESS);
+  return map;
+}
+
 class List final : public GpuList {
  public:
   List(const Exec& ex, int64_t most_stages, bool by_mail)
@@ -52,7 +67,9 @@ class List final : public GpuList {
     const DecodeRows& x = call.x;
     if (stages_ == most_ || call.w.dtype != DType::bf16 || x.rows() > kMostRows) return false;
     if (!rows_aligned(16, x.x, call.w) || (x.gain && !rows_aligned(16, x.gain))) return false;
-    if (call.w.rows == 0 || call.w.rows > INT32_MAX / 2 || call.w.cols > INT32_MAX / 64) return false;
+    if (call.w.cols % kChunk != 0 || call.w.rows == 0 || call.w.rows > INT32_MAX / 2 ||
+        call.w.cols > INT32_MAX / 64)
+      return false;
     Stage s;
     s.product = decode_product::make_product<bf16>(call);
     Product<bf16>& p = s.product;
@@ -60,7 +77,6 @@ class List final : public GpuList {
     s.log_parts = std::countr_zero(unsigned(parts)), s.chunks = int(ceil_div(p.k, kChunk));
     s.pieces = int(ceil_div(s.chunks, kPieceChunks)), s.piece_chunks = int(ceil_div(s.chunks, s.pieces));
     s.pieces = int(ceil_div(s.chunks, s.piece_chunks));
-    s.last_chunks = s.chunks - (s.pieces - 1) * s.piece_chunks;
     s.row_inverse = 65536 / unsigned(p.rows) + 1;
     if (std::has_single_bit(unsigned(p.k))) s.k_inverse = 1.0F / float(p.k);
     // Their sums have room, and with the stage and its gain they are fewer pieces than the ring has barriers.
@@ -69,12 +85,12 @@ class List final : public GpuList {
               ~1;
     if (s.batch == 0) return false;
     p.tiles = int(ceil_div(p.outputs, kFeatures));
-    const int64_t work = int64_t{p.rows} * row_step(s.chunks),
-                  piece = std::max(
-                      {kFeatures * row_step(s.piece_chunks), kStageBytes, p.gain != nullptr ? 4 * p.k : 0});
+    const int64_t work = int64_t{p.rows} * row_step(s.chunks);
+    const int piece =
+        std::max({s.piece_chunks * kSlice, kStagePiece, p.gain != nullptr ? gain_piece(p.k) : 0});
     // Two lines are in the ring side by side, and less than a third one is left free where it ends.
     const int most_work = std::max<int>(work_, rounded_up(int(std::min<int64_t>(work, INT32_MAX / 2)))),
-              most_piece = std::max(piece_, int(piece));
+              most_piece = std::max(piece_, piece);
     if (ring_beside(std::min(most_work, most_shared()) + kMostAttention) < 3 * most_piece) return false;
     work_ = most_work, piece_ = most_piece;
 
@@ -85,7 +101,7 @@ class List final : public GpuList {
     if (call.end == DecodeEnd::add) touched.reads.push_back(call.y);
     if (call.rest.cols > 0) touched.writes.push_back(call.rest);
     Record record;
-    record.stage = s;
+    record.stage = s, record.weights = weights_map(p, call.w.rows, s.piece_chunks);
     push(record, std::move(touched), std::min(p.tiles, blocks));
     return true;
   }
@@ -174,7 +190,7 @@ class List final : public GpuList {
 
  private:
   static int ring_beside(int bytes) {
-    return (most_shared() - rounded_up(int(sizeof(Rest))) - bytes) / 128 * 128;
+    return (most_shared() - rounded_up(int(sizeof(Rest))) - bytes) / kSlice * kSlice;
   }
 
   void push(const Record& record, Touched touched, int32_t arrivals) {

@@ -12,8 +12,9 @@
 //          before it is started: the stages lie in this object's memory, which the graph must not outlive.
 //          The kernel wants the whole GPU: all of its blocks run at once, and wait for each other.
 // False    A call that returns false is not in the list: more than kMostProgramRows rows, other types than
-//          bf16, rows that cannot be read 16 bytes at a time or do not fit,
-//          no more room for stages. Whoever asked then launches what there is and makes the call itself.
+//          bf16, rows that are not whole chunks of 64 numbers, cannot be read 16 bytes at a
+//          time or do not fit, no more room for stages. Whoever asked then launches what there is and makes
+//          the call itself.
 #pragma once
 
 #include <memory>

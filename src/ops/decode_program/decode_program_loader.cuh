@@ -10,9 +10,6 @@ namespace sps::ops::decode_program {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-__device__ __forceinline__ int gain_bytes(const Product<bf16>& p) {
-  return p.gain != nullptr ? p.k * int(sizeof(float)) : 0;
-}
 __device__ __forceinline__ int first_tile(const Stage& s) {
   const int n = int(blockIdx.x) - s.first_block;
   return n < 0 ? n + int(gridDim.x) : n;
@@ -29,15 +26,19 @@ __device__ __forceinline__ void load_weights(const Program& program, unsigned ch
   const int lane = int(threadIdx.x) % kWarp, blocks = int(gridDim.x);
   RingWalk walk(program.ring_bytes);
   RingRoom room(program.ring_bytes, program.under_way);
-  // `rows` rows of as many bytes, `step` apart in a piece of `size`; `from` is the lane's.
-  const auto push = [&](int size, int rows, int bytes, int step, const void* from) {
-    room.make(walk, size, rows * bytes, rest.barriers);
+  // Room for a piece of `size`, of which so many bytes come: load(to, barrier) by one lane asks for them.
+  const auto push = [&](int size, int bytes, auto&& load) {
+    room.make(walk, size, bytes, rest.barriers);
     const uint32_t full = hopper::smem_address(&rest.barriers.full[walk.slot()]);
-    if (lane == 0) hopper::barrier_expect(full, uint32_t(rows * bytes));
-    if (lane < rows)
-      hopper::load_bytes(hopper::smem_address(ring + walk.place(size) + lane * step), from, uint32_t(bytes),
-                         full);
+    if (lane == 0) {
+      hopper::barrier_expect(full, uint32_t(bytes));
+      load(hopper::smem_address(ring + walk.place(size)), full);
+    }
     walk.pass(size);
+  };
+  const auto push_bytes = [&](int size, int bytes, const void* from) {
+    push(size, bytes,
+         [&](uint32_t to, uint32_t full) { hopper::load_bytes(to, from, uint32_t(bytes), full); });
   };
   const bool copies = lane < kStageVectors;
   uint4 next = copies ? record_vector(program, 0, lane) : make_uint4(0, 0, 0, 0);
@@ -50,29 +51,24 @@ __device__ __forceinline__ void load_weights(const Program& program, unsigned ch
     const Product<bf16>& p = s.product;
     const int first = first_tile(s), tiles = tiles_of(s, first);
     if (s.attends || (tiles == 0 && !s.ends)) continue;
-    push(kStageBytes, 1, kStageBytes, 0, program.records + n);
+    const Record* const record = program.records + n;
+    push_bytes(kStagePiece, kStageBytes, record);
     if (s.ends) return;
-    if (p.gain != nullptr) push(gain_bytes(p), 1, gain_bytes(p), 0, p.gain);
-    // Of a line: its first row, and how many there are.
+    if (lane == 0) hopper::prefetch_map(&record->weights);
+    if (p.gain != nullptr) push_bytes(gain_piece(p.k), p.k * int(sizeof(float)), p.gain);
     const bool pairs = s.pairs();
-    const int pieces = s.pieces, piece_chunks = s.piece_chunks, last_chunks = s.last_chunks, k = p.k;
+    const int pieces = s.pieces, piece_chunks = s.piece_chunks, size = piece_chunks * kSlice,
+              to_next = pairs ? p.outputs : blocks * kFeatures;
 #pragma unroll 1
     for (int tile = 0; tile < tiles; tile += pairs ? 1 : 2) {
-      const int lines = pairs || tile + 1 < tiles ? 2 : 1, feature = (first + tile * blocks) * kFeatures,
-                next_feature = pairs ? feature : feature + blocks * kFeatures;
-      const int rows = min(kFeatures, p.outputs - feature),
-                next_rows = min(kFeatures, p.outputs - next_feature);
-      const bf16* row = p.w + int64_t(feature + lane) * p.w_stride;
-      const int64_t to_next = int64_t(pairs ? p.outputs : blocks * kFeatures) * p.w_stride;
+      const int lines = pairs || tile + 1 < tiles ? 2 : 1, feature = (first + tile * blocks) * kFeatures;
 #pragma unroll 1
-      for (int i = 0, left = k; i < pieces;
-           ++i, left -= piece_chunks * kChunk, row += piece_chunks * kChunk) {
-        const int count = i + 1 < pieces ? piece_chunks : last_chunks, step = row_step(count);
-        const int bytes = min(count * kChunk, left) * int(sizeof(bf16));
+      for (int i = 0; i < pieces; ++i)
 #pragma unroll 1
         for (int line = 0; line < lines; ++line)
-          push(kFeatures * step, line == 0 ? rows : next_rows, bytes, step, line == 0 ? row : row + to_next);
-      }
+          push(size, size, [&](uint32_t to, uint32_t full) {
+            hopper::load_box(to, &record->weights, full, 0, feature + line * to_next, i * piece_chunks);
+          });
     }
   }
 }

@@ -44,12 +44,12 @@ struct Stage {
   int32_t tiles_each = 0, tiles_more = 0;  // tiles of every block; of the first so many blocks one more
   struct Await {
     int32_t stage = 0, arrivals = 0;
-  } awaited[kMostAwaited];                                // the first ones; no arrivals: no more
-  int32_t log_parts = 0, chunks = 0;                      // of k
-  int32_t pieces = 0, piece_chunks = 0, last_chunks = 0;  // of a line's way through the ring
-  int32_t batch = 0;                                      // tiles whose sums are added up together; even
-  uint32_t row_inverse = 0;  // n / rows is n * row_inverse >> 16, for n below 2^10
-  float k_inverse = 0;       // where k is a power of two: dividing is multiplying
+  } awaited[kMostAwaited];               // the first ones; no arrivals: no more
+  int32_t log_parts = 0, chunks = 0;     // of k
+  int32_t pieces = 0, piece_chunks = 0;  // of a line's way through the ring
+  int32_t batch = 0;                     // tiles whose sums are added up together; even
+  uint32_t row_inverse = 0;              // n / rows is n * row_inverse >> 16, for n below 2^10
+  float k_inverse = 0;                   // where k is a power of two: dividing is multiplying
   // Where mail lies, in bytes, its rows one behind the other; -1: it is no mail. `old`: what y is added to.
   int32_t x_mail = -1, old_mail = -1, y_mail = -1;
   Product<bf16> product;
@@ -61,8 +61,9 @@ struct Stage {
 struct AttentionMail {
   int32_t q[kMaxQueryStreams], o[kMaxQueryStreams], k[kMaxKeySets], v[kMaxKeySets];
 };
-struct alignas(16) Record {
+struct alignas(128) Record {
   Stage stage;
+  CUtensorMap weights{};    // of a product: columns of a chunk, rows, chunks
   void* results = nullptr;  // of attention: where its mail goes too, where it keeps it
   AttentionMail mail{{-1, -1}, {-1, -1}, {-1, -1, -1}, {-1, -1, -1}};
   decode::Problem attention;
@@ -88,9 +89,16 @@ struct alignas(16) Program {
   int32_t attention_warps = 0, first_attention = -1;  // a stage, and from there on Stage::next_attention
 };
 
-// Rows of x as the products read them, and rows of weights: half a chunk apart in their banks.
+// Rows of x as the products read them: half a chunk apart in their banks.
 __host__ __device__ constexpr int row_step(int chunks) {
   return chunks * kChunkBytes + kHalf;
+}
+// Pieces of the ring. One of weights is a chunk of eight rows after the other; 16 bytes number u of a row r
+// lie at place u ^ r of its 128 (the copy engine's pattern).
+constexpr int kSlice = kFeatures * kChunkBytes, kStagePiece = kSlice;
+static_assert(kSlice == 1024 && kStageBytes <= kStagePiece);
+__host__ __device__ constexpr int gain_piece(int k) {
+  return (k * int(sizeof(float)) + kSlice - 1) / kSlice * kSlice;
 }
 // Of a warp of attention, with heads up to D wide; 0: there is none.
 template <int D>

@@ -29,6 +29,12 @@ __device__ __forceinline__ uint4 load_shared(uint32_t from) {
   return x;
 }
 
+// Row g of a line, as the operand has it, is this feature of it: so eight lanes that read side by side meet
+// no bank twice.
+__device__ __forceinline__ int feature_of(int g) {
+  return g >> 1 | (g & 1) << 2;
+}
+
 // Sums of two lines of weights and up to 8 rows, bit by bit those of decode_product::Sums: of every 16 bytes
 // of a row the words 0 and 1 meet in one instruction, 2 and 3 in another. The lines are the upper and the
 // lower half of the left operand.
@@ -42,11 +48,13 @@ struct LineSums {
   // Chunks, from the lane's bytes on.
   template <int kChunks>
   __device__ __forceinline__ void add(uint32_t a, uint32_t b, uint32_t x) {
+    const auto weights = [](uint32_t from, int i) {
+      return load_shared((i % 2 == 0 ? from : from ^ kHalf) + i / 2 * kSlice);
+    };
     uint4 first[2 * kChunks], second[2 * kChunks], rows[2 * kChunks];
 #pragma unroll
     for (int i = 0; i < 2 * kChunks; ++i)
-      first[i] = load_shared(a + i * kHalf), second[i] = load_shared(b + i * kHalf),
-      rows[i] = load_shared(x + i * kHalf);
+      first[i] = weights(a, i), second[i] = weights(b, i), rows[i] = load_shared(x + i * kHalf);
 #pragma unroll
     for (int i = 0; i < 2 * kChunks; ++i) add(first[i], second[i], rows[i]);
   }
@@ -54,7 +62,7 @@ struct LineSums {
   __device__ __forceinline__ void put(float* to, int behind, int rows, int lane) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = lane % 4 * 2 + i, at = row * kFeatures + lane / 4;
+      const int row = lane % 4 * 2 + i, at = row * kFeatures + feature_of(lane / 4);
       if (row >= rows) continue;
       to[at] = sum[0][i] + sum[1][i];
       if (behind != 0) to[behind + at] = sum[0][2 + i] + sum[1][2 + i];
@@ -82,8 +90,8 @@ struct Worker {
   // A warp's part of k, the same for all tiles of a stage. The warps are teams with a warp for each part,
   // that take lines in turn, two at a time.
   struct Part {
-    int number, team, teams, begin, end, whole;  // chunks; `whole` of them lie before the end of k
-    uint32_t x;                                  // this lane's row, from the lane's bytes on
+    int number, team, teams, begin, end;  // chunks
+    uint32_t x;                           // this lane's row, from the lane's bytes on
   };
   __device__ Part part_of(const Stage& s) const {
     const Product<bf16>& p = s.product;
@@ -91,7 +99,6 @@ struct Worker {
     part.number = warp & ((1 << s.log_parts) - 1), part.team = warp >> s.log_parts;
     part.teams = kWorkers >> s.log_parts;
     part.begin = part.number * p.part_chunks, part.end = min(part.begin + p.part_chunks, s.chunks);
-    part.whole = min(part.end, p.k / kChunk);
     part.x =
         hopper::smem_address(work) + min(lane / 4, p.rows - 1) * row_step(s.chunks) + lane % 4 * kVectorBytes;
     return part;
@@ -127,7 +134,7 @@ struct Worker {
     } while (wanted != 0);
   }
 
-  // A part of all rows, zeros from k on; `both`: of the warps of a part each takes rows in turn. Two rows are
+  // A part of all rows; `both`: of the warps of a part each takes rows in turn. Two rows are
   // read at the same time, or four times as many vectors as there are lanes of one.
   __device__ __forceinline__ void take_part(const Stage& s, const Part& part, bool both) const {
     constexpr int kColumns = kApart / int(sizeof(bf16));  // of a vector of every lane
@@ -145,15 +152,14 @@ struct Worker {
       for (int base = begin; base < end; base += 4 * kColumns) {
         const int from = base + lane * (kVectorBytes / int(sizeof(bf16)));
         uint4 got[4];
-        unsigned live = 0, wanted = 0;
+        unsigned live = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int column = from + i % 2 * kColumns + (i < 2 ? 0 : behind);
           if (column < end) live |= 1U << i;
-          if (column < min(end, p.k)) wanted |= 1U << i;
         }
         const int at = from * int(sizeof(bf16));
-        read<bf16>(x + at, y + at + behind * int(sizeof(bf16)), wanted, by_mail, got);
+        read<bf16>(x + at, y + at + behind * int(sizeof(bf16)), live, by_mail, got);
         unsigned char* const to = work + row * row_bytes + at;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -172,10 +178,10 @@ struct Worker {
   __device__ __forceinline__ void take_normed(const Stage& s, const Part& part, bool both, float* squares) {
     constexpr int kEach = kVectorBytes / int(sizeof(float)), kColumns = kApart / int(sizeof(float));
     const Product<bf16>& p = s.product;
-    if (part.team != 0 && !both) return leave_piece(gain_bytes(p));
+    if (part.team != 0 && !both) return leave_piece(gain_piece(p.k));
     const int begin = part.begin * kChunk, end = part.end * kChunk, row_bytes = row_step(s.chunks);
     const bool by_mail = s.x_mail >= 0;
-    const auto* const gains = reinterpret_cast<const float*>(ring + walk.place(gain_bytes(p)));
+    const auto* const gains = reinterpret_cast<const float*>(ring + walk.place(gain_piece(p.k)));
     await_piece(walk);
 #pragma unroll 1
     for (int row = part.team; row < p.rows; row += both ? 2 : 1) {
@@ -186,17 +192,15 @@ struct Worker {
         const int from = base + lane * kEach;
         uint4 got[4];
         float4 gain[4];
-        unsigned live = 0, wanted = 0;
+        unsigned live = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int column = from + i * kColumns;
           if (column < end) live |= 1U << i;
-          if (column < min(end, p.k)) wanted |= 1U << i;
-          gain[i] = column < min(end, p.k) ? *reinterpret_cast<const float4*>(gains + column)
-                                           : make_float4(0, 0, 0, 0);
+          gain[i] = column < end ? *reinterpret_cast<const float4*>(gains + column) : make_float4(0, 0, 0, 0);
         }
         const unsigned char* const at = x + from * int(sizeof(float));
-        read<float>(at, at + 2 * kApart, wanted, by_mail, got);
+        read<float>(at, at + 2 * kApart, live, by_mail, got);
         unsigned char* const to = work + row * row_bytes + from * int(sizeof(bf16));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -211,7 +215,7 @@ struct Worker {
       sum = warp_sum(sum);
       if (lane == 0) squares[part.number * kMostRows + row] = sum;
     }
-    leave_piece(gain_bytes(p));
+    leave_piece(gain_piece(p.k));
     if (both)
       meet_pair(part.number);
     else
@@ -222,40 +226,26 @@ struct Worker {
   // part, and is through with the others at once: between two barriers lie fewer pieces than kPieces.
   __device__ __forceinline__ void multiply(const Stage& s, const Part& part, bool mine, bool two, float* to) {
     const Product<bf16>& p = s.product;
-    const int pieces = s.pieces;
+    const int pieces = s.pieces, piece_chunks = s.piece_chunks, size = piece_chunks * kSlice;
+    const int feature = feature_of(lane / 4);
+    const uint32_t weights = feature * kChunkBytes + ((lane % 4) ^ feature) * kVectorBytes;
     LineSums own;
 #pragma unroll 1
     for (int i = 0, first = 0; i < pieces; ++i) {
-      const int count = i + 1 < pieces ? s.piece_chunks : s.last_chunks, step = row_step(count),
-                size = kFeatures * step;
-      const int begin = max(part.begin, first), end = min(part.end, first + count);
+      const int begin = max(part.begin, first), end = min(part.end, first + piece_chunks);
       RingWalk second = walk;
       if (two) second.pass(size);
       if (mine && begin < end) {
-        const uint32_t lanes = hopper::smem_address(ring) + lane / 4 * step + lane % 4 * kVectorBytes +
-                               (begin - first) * kChunkBytes;
-        uint32_t a = lanes + walk.place(size), b = two ? lanes + second.place(size) : a,
+        const uint32_t from = hopper::smem_address(ring) + weights + (begin - first) * kSlice;
+        uint32_t a = from + walk.place(size), b = two ? from + second.place(size) : a,
                  x = part.x + begin * kChunkBytes;
         await_piece(walk);
         await_piece(second);
-        int left = min(end, part.whole) - begin;
+        int left = end - begin;
 #pragma unroll 1
-        for (; left >= 2; left -= 2, a += 2 * kChunkBytes, b += 2 * kChunkBytes, x += 2 * kChunkBytes)
+        for (; left >= 2; left -= 2, a += 2 * kSlice, b += 2 * kSlice, x += 2 * kChunkBytes)
           own.add<2>(a, b, x);
-        if (left > 0) {
-          own.add<1>(a, b, x);
-          a += kChunkBytes, b += kChunkBytes, x += kChunkBytes;
-        }
-        if (end > part.whole) {  // the last chunk: behind k lies anything
-          const int k = part.whole * kChunk + lane % 4 * (kVectorBytes / int(sizeof(bf16)));
-#pragma unroll 1
-          for (int half = 0; half < 2; ++half) {
-            const bool live = k + half * (kChunk / 2) < p.k;
-            const uint4 zeros = make_uint4(0, 0, 0, 0);
-            own.add(live ? load_shared(a + half * kHalf) : zeros,
-                    live ? load_shared(b + half * kHalf) : zeros, load_shared(x + half * kHalf));
-          }
-        }
+        if (left > 0) own.add<1>(a, b, x);
       }
       // Its own walk goes on behind the last line.
       __syncwarp();
@@ -265,7 +255,7 @@ struct Worker {
       }
       walk = second;
       walk.pass(size);
-      first += count;
+      first += piece_chunks;
     }
     const int of_part = p.rows * kFeatures;
     if (mine) own.put(to + part.number * of_part, two ? of_part << s.log_parts : 0, p.rows, lane);
@@ -402,8 +392,8 @@ struct Worker {
     for (;;) {
       await_piece(walk);
       if (lane < kStageVectors)
-        mine[lane] = reinterpret_cast<const uint4*>(ring + walk.place(kStageBytes))[lane];
-      leave_piece(kStageBytes);
+        mine[lane] = reinterpret_cast<const uint4*>(ring + walk.place(kStagePiece))[lane];
+      leave_piece(kStagePiece);
       if (s.ends) return;
       product(s);
       __syncwarp();
