@@ -33,6 +33,7 @@ struct WarpShared {
 //   send(to, x)     a chunk's partial sums; who has a tile's last chunk waits for all of them and joins them,
 //                   and then says forget(to)
 //   beside(to)      memory of this warp's own for sums that are not complete
+//   before_keys()   is called before keys are handed on
 template <int D, bool kTurns>
 class SplitWarp {
  public:
@@ -93,7 +94,10 @@ class SplitWarp {
         ++tiles;
 #pragma unroll 1
         for (int query = 0; query < live_; ++query) join_chunks(ready, query);
-        if constexpr (kTurns) hand_on_keys();
+        if constexpr (kTurns) {
+          if constexpr (kMails<Ready>) ready.before_keys();
+          hand_on_keys();
+        }
       }
       in_tile = 0;
       __syncwarp();  // what the tile left in shared memory has been read

@@ -18,14 +18,17 @@ struct Meeting {
   bool rows, results;     // these come, and go, as mail
   bool waited = false;
 
-  __device__ void operator()(int, int) {
+  __device__ void await(const Stage::Await (&stages)[kMostAwaited]) const {
     const int lane = int(threadIdx.x) % kWarp;
-    if (!waited && lane < kMostAwaited && stage.awaited[lane].arrivals > 0)
-      await_stage(counters + stage.awaited[lane].stage * kCounterStep,
-                  unsigned(stage.awaited[lane].arrivals));
-    waited = true;
+    if (lane < kMostAwaited && stages[lane].arrivals > 0)
+      await_stage(counters + stages[lane].stage * kCounterStep, unsigned(stages[lane].arrivals));
     __syncwarp();
   }
+  __device__ void operator()(int, int) {
+    if (!waited) await(stage.awaited);
+    waited = true;
+  }
+  __device__ void before_keys() const { await(stage.late); }
   __device__ uint4 read(const bf16* from) const { return read_mail(from); }
   __device__ float read(const float* from) const { return __uint_as_float(read_mail_float(from)); }
   __device__ float2 read(const float2* from) const { return read_mail_pair(from); }

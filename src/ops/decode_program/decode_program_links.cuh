@@ -127,14 +127,23 @@ class Links {
         after[j][i] = true;
         add(after[j], after[i]), add(after[j], done[i]);
       };
-      int awaited = 0;
+      const auto add_to = [&](Stage::Await(&list)[kMostAwaited], size_t i) {
+        for (Stage::Await& a : list) {
+          if (a.arrivals > 0 && a.stage != int32_t(i)) continue;
+          a = {int32_t(i), arrivals_[i]};
+          return records_[i]->stage.arrives = true;
+        }
+        return false;
+      };
       const auto await = [&](size_t i) {
-        for (int a = 0; a < awaited; ++a)
-          if (s.awaited[a].stage == int32_t(i)) return true;
-        if (awaited == kMostAwaited) return false;
-        s.awaited[awaited++] = {int32_t(i), arrivals_[i]};
-        records_[i]->stage.arrives = true;
+        if (!add_to(s.awaited, i)) return false;
         waits_for(i);
+        return true;
+      };
+      // Where attention writes keys: it is over when what it awaited last is.
+      const auto await_late = [&](size_t i) {
+        if (!s.attends || !add_to(s.late, i)) return false;
+        done[j][i] = true, add(done[j], after[i]), add(done[j], done[i]);
         return true;
       };
       s.arrives = false;
@@ -184,17 +193,19 @@ class Links {
         for (size_t i = 0; i < j; ++i)
           if (!records_[i]->stage.attends) done[j][i] = true;
       for (size_t i = 0; i < j; ++i)
-        for (const Tensor& t : touched_[j].writes) {
+        for (size_t of_j = 0; of_j < touched_[j].writes.size(); ++of_j) {
+          const Tensor& t = touched_[j].writes[of_j];
+          const auto in_order = [&] { return after[j][i] || (of_j > 0 && await_late(i)); };
           const std::vector<Tensor>& writes = touched_[i].writes;
           for (size_t w = 0; w < writes.size(); ++w)
             if (overlap(writes[w], t)) {
               if (mails(i, w) && same(writes[w], t))
                 (w == 0 ? records_[i]->stage.keeps : records_[i]->stage.keeps_rest) = false;
-              else if (!after[j][i])
+              else if (!in_order())
                 return false;
             }
           for (size_t r = 0; r < touched_[i].reads.size(); ++r)
-            if (reads_memory[i][r] && overlap(touched_[i].reads[r], t) && !after[j][i]) return false;
+            if (reads_memory[i][r] && overlap(touched_[i].reads[r], t) && !in_order()) return false;
         }
     }
     return true;

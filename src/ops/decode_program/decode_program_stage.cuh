@@ -44,7 +44,8 @@ struct Stage {
   int32_t tiles_each = 0, tiles_more = 0;  // tiles of every block; of the first so many blocks one more
   struct Await {
     int32_t stage = 0, arrivals = 0;
-  } awaited[kMostAwaited];               // the first ones; no arrivals: no more
+  } awaited[kMostAwaited],               // the first ones; no arrivals: no more
+      late[kMostAwaited];                // by attention before it hands keys on
   int32_t log_parts = 0, chunks = 0;     // of k
   int32_t pieces = 0, piece_chunks = 0;  // of a line's way through the ring
   int32_t batch = 0;                     // tiles whose sums are added up together; even
