@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/threads.h"
 #include "cli/bench_generation.h"
+#include "cli/cli.h"
 #include "tensor/device.h"
 
 namespace sps {
@@ -253,7 +254,7 @@ void add(CLI::App* bench, bool decode, const char* name, const char* text) {
   if (decode)
     cmd->add_option("--weights", args->weights, "int8: products read 8 bits (CPU, bf16); otherwise as dtype")
         ->check(CLI::IsMember({"int8"}));
-  cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
+  add_threads_option(cmd, args->threads);
   if (decode) cmd->add_flag("!--no-ceiling", args->bench.ceiling, "Skip measuring the memory's ceiling");
   cmd->add_option("--json", args->json,
                   "Also write the figures to this file; - prints them instead of the table");
