@@ -171,6 +171,12 @@ TEST(BenchDecode, MistakesAreOneSentence) {
     EXPECT_PRED2(mentions, o.err, sentence);
     EXPECT_EQ(lines_of(o.err).size(), 1u) << o.err;
   }
+  // Where the figures cannot be put nothing is measured.
+  const Outcome o = run_program(dir.path(), {"bench", "decode", "demo_standard_4m", "--device", "cpu",
+                                             "--json", "nowhere/figures.json"});
+  EXPECT_EQ(o.status, 1);
+  EXPECT_EQ(o.out, "");
+  EXPECT_PRED2(mentions, o.err, "nowhere/figures.json");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -211,16 +212,18 @@ void bench_inference(InferenceArguments args) {
   const std::vector<BenchSubject> subjects = bench_subjects(args.words, dtype, device, !args.weights.empty());
   for (const BenchSubject& s : subjects)
     if (s.config().text_ids() < 2) usage_error("{}: a vocabulary of one id leaves nothing to read", s.name());
+  // Before minutes of measuring, for there may be no such place.
+  std::optional<AtomicFile> file;
+  if (!args.json.empty() && args.json != "-") file.emplace(args.json);
   const Json j = report(args, dtype, device, subjects, bench_generation(subjects, dtype, device, b));
   if (args.json == "-") {
     fmt::print("{}\n", dump_json(j));
     return;
   }
   fmt::print("{}", table(j));
-  if (args.json.empty()) return;
-  AtomicFile file(args.json);
-  file.write(storable_json(j, args.json) + "\n");
-  file.commit();
+  if (!file) return;
+  file->write(storable_json(j, args.json));
+  file->commit();
 }
 
 void add(CLI::App* bench, bool decode, const char* name, const char* text) {
