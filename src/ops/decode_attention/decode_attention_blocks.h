@@ -138,12 +138,12 @@ class Tiles {
   static constexpr int64_t kQueries = 32;
 
   static size_t bytes(int64_t width) {
-    return size_t((3 * kBlock * width + kQueries * kBlock) * 2 + 2 * kBlock * kQueries * 4);
+    return size_t((2 * kBlock * width + kQueries * kBlock) * 2 + 2 * kBlock * kQueries * 4);
   }
   // memory: bytes(width), whole lines of 64 bytes.
   Tiles(std::byte* memory, int64_t head_dim, int64_t width) : head_dim_(head_dim), width_(width) {
-    k_ = reinterpret_cast<bf16*>(memory);
-    v_ = k_ + kBlock * width, v_b_ = v_ + kBlock * width, p_ = v_b_ + kBlock * width;
+    rows_ = reinterpret_cast<bf16*>(memory);
+    v_ = rows_ + kBlock * width, p_ = v_ + kBlock * width;
     scores_ = reinterpret_cast<float*>(p_ + kQueries * kBlock), by_query_ = scores_ + kBlock * kQueries;
   }
 
@@ -154,37 +154,42 @@ class Tiles {
   // Of 32 queries or what is left of them; from(i): query i's numbers.
   template <class From>
   void load_queries(int64_t count, bf16* to, From&& from) {
-    for (int64_t i = 0; i < count; ++i) load_row(k_ + i * width_, from(i));
-    std::fill(k_ + count * width_, k_ + kQueries * width_, bf16());
-    Engine::transposed_b(to, k_, kQueries, width_);
+    const int64_t rows = few(count) ? kQueries / 2 : kQueries;
+    for (int64_t i = 0; i < count; ++i)
+      Engine::load_rows(rows_ + i * width_, from(i), 0, 1, 1, head_dim_, width_);
+    std::fill(rows_ + count * width_, rows_ + rows * width_, bf16());
+    Engine::transposed_b(to, rows_, rows, width_);
   }
 
   // Keys and values of rows [begin, end) of the block; there are no others.
   void load_keys(int64_t begin, int64_t end, const bf16* const* k, const bf16* const* v) {
-    finite_ = true;
-    for (bf16* rows : {k_, v_}) {
-      std::fill(rows, rows + begin * width_, bf16());
-      std::fill(rows + end * width_, rows + kBlock * width_, bf16());
+    begin_ = begin, end_ = end, values_ = v;
+    bool regular = begin == 0 && end == kBlock && head_dim_ == width_;
+    if (regular) k_ = k[0], k_stride_ = k[1] - k[0];
+    for (int64_t j = 2; regular && j < kBlock; ++j) regular = k[j] == k_ + j * k_stride_;
+    if (!regular) {
+      std::fill(rows_, rows_ + begin * width_, bf16());
+      for (int64_t j = begin; j < end; ++j)
+        Engine::load_rows(rows_ + j * width_, k[j], 0, 1, 1, head_dim_, width_);
+      std::fill(rows_ + end * width_, rows_ + kBlock * width_, bf16());
+      k_ = rows_, k_stride_ = width_;
     }
-    for (int64_t j = begin; j < end; ++j) {
-      load_row(k_ + j * width_, k[j]);
-      finite_ &= load_row(v_ + j * width_, v[j]);
-    }
-    Engine::as_b(v_b_, v_, kBlock, width_);
+    finite_ = load_values(v_, begin, end);
   }
 
   // Up to 32 queries, of which query i sees the keys inside(i) of the block: states[i] and o [32, width] go
   // on.
   template <class Inside>
   void attend(int64_t count, const bf16* q, float scale, Inside&& inside, Softmax* states, float* o) {
-    Engine::product<false>(kBlock, kQueries, width_, k_, width_, q, attention::kTile, scores_, kQueries);
-    if (count > kFewQueries)
-      attention::transpose(reinterpret_cast<const uint32_t*>(scores_), kQueries,
-                           reinterpret_cast<uint32_t*>(by_query_), kBlock, kBlock, kQueries);
-    else
+    if (few(count)) {
+      few_scores(q);
       for (int64_t i = 0; i < count; ++i)
         for (int64_t j = 0; j < kBlock; ++j) by_query_[i * kBlock + j] = scores_[j * kQueries + i];
-    std::fill(p_ + count * kBlock, p_ + kQueries * kBlock, bf16());
+    } else {
+      Engine::product<false>(kBlock, kQueries, width_, k_, k_stride_, q, attention::kTile, scores_, kQueries);
+      attention::transpose(reinterpret_cast<const uint32_t*>(scores_), kQueries,
+                           reinterpret_cast<uint32_t*>(by_query_), kBlock, kBlock, kQueries);
+    }
     for (int64_t i = 0; i < count; ++i) {
       const KeyInterval at = inside(i);
       bf16* const weights = p_ + i * kBlock;
@@ -198,37 +203,113 @@ class Tiles {
       for_lanes(kBlock,
                 [&](int64_t j, auto mask) { store_lanes(weights + j, load_lanes(s + j, mask), mask); });
     }
-    if (finite_)
-      Engine::product<true>(kQueries, width_, kBlock, p_, kBlock, v_b_, width_, o, width_);
-    else
+    const int64_t rows = few(count) ? kQueries / 2 : kQueries;
+    std::fill(p_ + count * kBlock, p_ + rows * kBlock, bf16());
+    if (!finite_)
       for (int64_t i = 0; i < count; ++i) add_seen_values(i, inside(i), o + i * width_);
+    else if (few(count))
+      add_few_values(p_, v_, o);
+    else
+      Engine::product<true>(kQueries, width_, kBlock, p_, kBlock, v_, width_, o, width_);
   }
 
  private:
-  static constexpr int64_t kFewQueries = 4;
+  // One position of a text has a query or two: half of the products is left out.
+  static bool few(int64_t count) { return count <= 4; }
 
-  bool load_row(bf16* to, const bf16* from) const {
-    return Engine::load_rows(to, from, 0, 1, 1, head_dim_, width_);
+  // The values as an operand of a product. False if there is an infinity or NaN in them.
+  bool load_values(bf16* to, int64_t begin, int64_t end) const {
+    const __m512i exponent = _mm512_set1_epi16(0x7F80);
+    __mmask32 bad = 0;
+    for (int64_t c = 0; c < width_; c += 32) {
+      const __mmask32 there = head_dim_ - c >= 32 ? ~0U : (1U << (head_dim_ - c)) - 1;
+      const auto row = [&](int64_t j) {
+        if (j < begin || j >= end) return _mm512_setzero_si512();
+        const __m512i x = _mm512_maskz_loadu_epi16(there, values_[j] + c);
+        bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+        return x;
+      };
+      for (int64_t j = 0; j < kBlock; j += 2) {
+        const __m512i first = row(j), second = row(j + 1);
+        Engine::put_pair(to + j * width_ + c * 2, first, second);
+      }
+    }
+    return bad == 0;
+  }
+
+  // What Engine::product makes of 16 queries, to the bit.
+  void few_scores(const bf16* q) const {
+    asm volatile("" : : : "memory");
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t c = 0; c < width_; c += 32) {
+      const bf16* const k = k_ + c;
+      const int64_t bytes = k_stride_ * 2;
+      _tile_loadd(4, q + c * attention::kTile, attention::kTile * 4);
+      _tile_loadd(5, k, bytes);
+      _tile_dpbf16ps(0, 5, 4);
+      _tile_loadd(6, k + 16 * k_stride_, bytes);
+      _tile_dpbf16ps(1, 6, 4);
+      _tile_loadd(5, k + 32 * k_stride_, bytes);
+      _tile_dpbf16ps(2, 5, 4);
+      _tile_loadd(6, k + 48 * k_stride_, bytes);
+      _tile_dpbf16ps(3, 6, 4);
+    }
+    const int64_t bytes = kQueries * 4;
+    _tile_stored(0, scores_, bytes);
+    _tile_stored(1, scores_ + 16 * kQueries, bytes);
+    _tile_stored(2, scores_ + 32 * kQueries, bytes);
+    _tile_stored(3, scores_ + 48 * kQueries, bytes);
+    asm volatile("" : : : "memory");
+  }
+  void add_few_values(const bf16* p, const bf16* v, float* o) const {
+    asm volatile("" : : : "memory");
+    const int64_t bytes = width_ * 4;
+    _tile_loadd(4, p, kBlock * 2);
+    _tile_loadd(5, p + 32, kBlock * 2);
+    for (int64_t c = 0; c < width_; c += 32) {
+      _tile_loadd(0, o + c, bytes);
+      _tile_loadd(1, o + c + 16, bytes);
+      const bf16* const at = v + c * 2;
+      _tile_loadd(6, at, bytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, at + 32, bytes);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(6, at + 32 * width_, bytes);
+      _tile_dpbf16ps(0, 5, 6);
+      _tile_loadd(7, at + 32 * width_ + 32, bytes);
+      _tile_dpbf16ps(1, 5, 7);
+      _tile_stored(0, o + c, bytes);
+      _tile_stored(1, o + c + 16, bytes);
+    }
+    asm volatile("" : : : "memory");
   }
 
   // A weight of zero does not silence a value that is no number: the same product of one query's weights,
   // with zeros for the values that it does not see. Rare, so the memory for it is asked for here.
   void add_seen_values(int64_t i, KeyInterval at, float* o) const {
     if (at.begin >= at.end) return;
-    std::vector<bf16> v(size_t(kBlock * width_)), v_b(v.size()), p(size_t(kQueries * kBlock));
-    std::vector<float> sum(size_t(kQueries * width_));
-    std::copy(v_ + at.begin * width_, v_ + at.end * width_, v.begin() + at.begin * width_);
+    constexpr int64_t kRows = kQueries / 2;
+    std::vector<bf16> v(size_t(kBlock * width_)), p(size_t(kRows * kBlock));
+    std::vector<float> sum(size_t(kRows * width_));
+    load_values(v.data(), std::max(at.begin, begin_), std::min(at.end, end_));
     std::copy_n(p_ + i * kBlock, kBlock, p.begin());
     std::copy_n(o, width_, sum.begin());
-    Engine::as_b(v_b.data(), v.data(), kBlock, width_);
-    Engine::product<true>(kQueries, width_, kBlock, p.data(), kBlock, v_b.data(), width_, sum.data(), width_);
+    add_few_values(p.data(), v.data(), sum.data());
     std::copy_n(sum.begin(), width_, o);
   }
 
   const int64_t head_dim_, width_;
-  // Rows of the block's keys and values [64, width], the values as an operand, weights [32, 64].
-  bf16 *k_, *v_, *v_b_, *p_;
+  // Rows on their way [64, width], values as an operand, weights [32, 64].
+  bf16 *rows_, *v_, *p_;
   float *scores_, *by_query_;  // [64, 32] and [32, 64]
+  // The block's keys, and whether there are numbers alone among its values.
+  const bf16* k_ = nullptr;
+  int64_t k_stride_ = 0;
+  const bf16* const* values_ = nullptr;
+  int64_t begin_ = 0, end_ = 0;
   bool finite_ = true;
 };
 

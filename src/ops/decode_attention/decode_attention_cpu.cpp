@@ -249,6 +249,10 @@ class Decode {
       for (int64_t j = std::max(begin, block); j < std::min(end, block + kBlock); ++j)
         prefetch(rows[j - block], shape_.head_dim);
     };
+#ifdef SPS_AMX
+    [[maybe_unused]] const std::conditional_t<kTiles, TileSession, std::byte> session{};
+    Tiles tiles(w.block, shape_.head_dim, width_);
+#endif
     bool which = false;
     if (begin < end) find(begin / kBlock * kBlock, which);
     for (int64_t block = begin / kBlock * kBlock; block < end; block += kBlock, which = !which) {
@@ -263,8 +267,6 @@ class Decode {
       };
 #ifdef SPS_AMX
       if constexpr (kTiles) {
-        const TileSession session;
-        Tiles tiles(w.block, shape_.head_dim, width_);
         tiles.load_keys(std::max(begin, block) - block, std::min(end, block + kBlock) - block, k, v);
         for (size_t n = 0; n < queries.size(); n += Tiles::kQueries)
           tiles.attend(
