@@ -242,17 +242,14 @@ struct AmxEngine {
       for (int64_t c = 0; c < cols; c += 32) {
         const __m512i x0 = _mm512_loadu_si512(x + r * cols + c),
                       x1 = _mm512_loadu_si512(x + (r + 1) * cols + c);
-        put_pair(space + r * cols + c * 2, x0, x1);
+        bf16* to = space + r * cols + c * 2;
+        const __m512i low = _mm512_unpacklo_epi16(x0, x1), high = _mm512_unpackhi_epi16(x0, x1);
+        const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+        _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, first, high));
+        _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi64(low, second, high));
       }
     return space;
-  }
-  // 32 columns of two rows as B.
-  static void put_pair(bf16* to, __m512i x0, __m512i x1) {
-    const __m512i low = _mm512_unpacklo_epi16(x0, x1), high = _mm512_unpackhi_epi16(x0, x1);
-    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-    const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, first, high));
-    _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi64(low, second, high));
   }
   // A pair of neighbours in a row of x is a word; the words of the transpose are what B wants.
   static const bf16* transposed_b(bf16* space, const bf16* x, int64_t rows, int64_t cols) {

@@ -131,7 +131,8 @@ inline float largest_lane(Floats v) {
 
 #ifdef SPS_AMX
 
-// Queries are taken 32 at a time, heads are padded to `width`, a multiple of 32 numbers.
+// Queries are taken 32 at a time, or a few of them, on narrow tiles. Heads are padded to `width`, a multiple
+// of 32 numbers; what is summed up has its columns in another order (in_order).
 class Tiles {
  public:
   using Engine = attention::AmxEngine;
@@ -140,25 +141,40 @@ class Tiles {
   static size_t bytes(int64_t width) {
     return size_t((2 * kBlock * width + kQueries * kBlock) * 2 + 2 * kBlock * kQueries * 4);
   }
-  // memory: bytes(width), whole lines of 64 bytes.
-  Tiles(std::byte* memory, int64_t head_dim, int64_t width) : head_dim_(head_dim), width_(width) {
+  // memory: bytes(width), whole lines of 64 bytes. queries: of the whole piece of work.
+  Tiles(std::byte* memory, int64_t head_dim, int64_t width, int64_t queries)
+      : head_dim_(head_dim), width_(width), few_(queries <= kFew ? queries : 0) {
     rows_ = reinterpret_cast<bf16*>(memory);
     v_ = rows_ + kBlock * width, p_ = v_ + kBlock * width;
     scores_ = reinterpret_cast<float*>(p_ + kQueries * kBlock), by_query_ = scores_ + kBlock * kQueries;
   }
 
-  // Numbers that `count` queries take in the layout that the scores want.
-  static int64_t query_numbers(int64_t count, int64_t width) {
-    return (count + kQueries - 1) / kQueries * attention::kTile * width;
+  // Numbers that queries take in the layout that the scores want.
+  static int64_t query_numbers(int64_t queries, int64_t width) {
+    return (queries + kQueries - 1) / kQueries * attention::kTile * width;
   }
   // Of 32 queries or what is left of them; from(i): query i's numbers.
   template <class From>
   void load_queries(int64_t count, bf16* to, From&& from) {
-    const int64_t rows = few(count) ? kQueries / 2 : kQueries;
-    for (int64_t i = 0; i < count; ++i)
-      Engine::load_rows(rows_ + i * width_, from(i), 0, 1, 1, head_dim_, width_);
-    std::fill(rows_ + count * width_, rows_ + rows * width_, bf16());
-    Engine::transposed_b(to, rows_, rows, width_);
+    for (int64_t i = 0; i < count; ++i) load_row(rows_ + i * width_, from(i));
+    if (few_ > 0) {  // pairs of numbers side by side
+      for (int64_t i = 0; i < count; ++i)
+        for (int64_t c = 0; c < width_; c += 2)
+          std::memcpy(to + c * count + 2 * i, rows_ + i * width_ + c, 2 * sizeof(bf16));
+      return;
+    }
+    std::fill(rows_ + count * width_, rows_ + kQueries * width_, bf16());
+    Engine::transposed_b(to, rows_, kQueries, width_);
+  }
+
+  // What the tile registers hold while blocks are attended to.
+  TileShapes shapes() const {
+    TileShapes s;
+    if (few_ > 0)
+      for (const int tile : {0, 1, 2}) s.row_bytes[tile] = uint16_t(4 * few_);
+    if (few_ > 0)
+      for (const int tile : {5, 6, 7}) s.rows[tile] = uint8_t(few_);
+    return s;
   }
 
   // Keys and values of rows [begin, end) of the block; there are no others.
@@ -169,8 +185,7 @@ class Tiles {
     for (int64_t j = 2; regular && j < kBlock; ++j) regular = k[j] == k_ + j * k_stride_;
     if (!regular) {
       std::fill(rows_, rows_ + begin * width_, bf16());
-      for (int64_t j = begin; j < end; ++j)
-        Engine::load_rows(rows_ + j * width_, k[j], 0, 1, 1, head_dim_, width_);
+      for (int64_t j = begin; j < end; ++j) load_row(rows_ + j * width_, k[j]);
       std::fill(rows_ + end * width_, rows_ + kBlock * width_, bf16());
       k_ = rows_, k_stride_ = width_;
     }
@@ -181,15 +196,7 @@ class Tiles {
   // on.
   template <class Inside>
   void attend(int64_t count, const bf16* q, float scale, Inside&& inside, Softmax* states, float* o) {
-    if (few(count)) {
-      few_scores(q);
-      for (int64_t i = 0; i < count; ++i)
-        for (int64_t j = 0; j < kBlock; ++j) by_query_[i * kBlock + j] = scores_[j * kQueries + i];
-    } else {
-      Engine::product<false>(kBlock, kQueries, width_, k_, k_stride_, q, attention::kTile, scores_, kQueries);
-      attention::transpose(reinterpret_cast<const uint32_t*>(scores_), kQueries,
-                           reinterpret_cast<uint32_t*>(by_query_), kBlock, kBlock, kQueries);
-    }
+    scores(count, q);
     for (int64_t i = 0; i < count; ++i) {
       const KeyInterval at = inside(i);
       bf16* const weights = p_ + i * kBlock;
@@ -203,86 +210,104 @@ class Tiles {
       for_lanes(kBlock,
                 [&](int64_t j, auto mask) { store_lanes(weights + j, load_lanes(s + j, mask), mask); });
     }
-    const int64_t rows = few(count) ? kQueries / 2 : kQueries;
-    std::fill(p_ + count * kBlock, p_ + rows * kBlock, bf16());
-    if (!finite_)
+    if (!finite_) {
       for (int64_t i = 0; i < count; ++i) add_seen_values(i, inside(i), o + i * width_);
-    else if (few(count))
+    } else if (few_ > 0) {
       add_few_values(p_, v_, o);
-    else
+    } else {
+      std::fill(p_ + count * kBlock, p_ + kQueries * kBlock, bf16());
       Engine::product<true>(kQueries, width_, kBlock, p_, kBlock, v_, width_, o, width_);
+    }
+  }
+
+  // to [width] = a row of sums, with its columns in their own order.
+  static void in_order(const float* from, int64_t width, float* to) {
+    for (int64_t c = 0; c < width; c += 4)
+      std::memcpy(to + c, from + c / 32 * 32 + c / 4 % 2 * 16 + c % 32 / 8 * 4, 4 * sizeof(float));
   }
 
  private:
-  // One position of a text has a query or two: half of the products is left out.
-  static bool few(int64_t count) { return count <= 4; }
+  static constexpr int64_t kFew = 4;  // one position of a text
 
-  // The values as an operand of a product. False if there is an infinity or NaN in them.
+  bool load_row(bf16* to, const bf16* from) const {
+    return Engine::load_rows(to, from, 0, 1, 1, head_dim_, width_);
+  }
+
+  // The values as an operand, of which neighbouring rows are interleaved: 8 numbers of both at a time, so
+  // that of 32 columns first those come whose number has 4 clear, then the others. False if there is an
+  // infinity or NaN among them.
   bool load_values(bf16* to, int64_t begin, int64_t end) const {
-    const __m512i exponent = _mm512_set1_epi16(0x7F80);
-    __mmask32 bad = 0;
+    const __m512i size = _mm512_set1_epi16(0x7FFF);
+    __m512i largest = _mm512_setzero_si512();
     for (int64_t c = 0; c < width_; c += 32) {
       const __mmask32 there = head_dim_ - c >= 32 ? ~0U : (1U << (head_dim_ - c)) - 1;
       const auto row = [&](int64_t j) {
         if (j < begin || j >= end) return _mm512_setzero_si512();
         const __m512i x = _mm512_maskz_loadu_epi16(there, values_[j] + c);
-        bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+        largest = _mm512_max_epu16(largest, _mm512_and_si512(x, size));
         return x;
       };
       for (int64_t j = 0; j < kBlock; j += 2) {
         const __m512i first = row(j), second = row(j + 1);
-        Engine::put_pair(to + j * width_ + c * 2, first, second);
+        _mm512_storeu_si512(to + j * width_ + c * 2, _mm512_unpacklo_epi16(first, second));
+        _mm512_storeu_si512(to + j * width_ + c * 2 + 32, _mm512_unpackhi_epi16(first, second));
       }
     }
-    return bad == 0;
+    return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7F80)) == 0;
   }
 
-  // What Engine::product makes of 16 queries, to the bit.
-  void few_scores(const bf16* q) const {
-    asm volatile("" : : : "memory");
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t c = 0; c < width_; c += 32) {
-      const bf16* const k = k_ + c;
-      const int64_t bytes = k_stride_ * 2;
-      _tile_loadd(4, q + c * attention::kTile, attention::kTile * 4);
-      _tile_loadd(5, k, bytes);
-      _tile_dpbf16ps(0, 5, 4);
-      _tile_loadd(6, k + 16 * k_stride_, bytes);
-      _tile_dpbf16ps(1, 6, 4);
-      _tile_loadd(5, k + 32 * k_stride_, bytes);
-      _tile_dpbf16ps(2, 5, 4);
-      _tile_loadd(6, k + 48 * k_stride_, bytes);
-      _tile_dpbf16ps(3, 6, 4);
+  // by_query_ = q k^T.
+  void scores(int64_t count, const bf16* q) {
+    if (few_ == 0) {
+      Engine::product<false>(kBlock, kQueries, width_, k_, k_stride_, q, attention::kTile, scores_, kQueries);
+      attention::transpose(reinterpret_cast<const uint32_t*>(scores_), kQueries,
+                           reinterpret_cast<uint32_t*>(by_query_), kBlock, kBlock, kQueries);
+      return;
     }
-    const int64_t bytes = kQueries * 4;
-    _tile_stored(0, scores_, bytes);
-    _tile_stored(1, scores_ + 16 * kQueries, bytes);
-    _tile_stored(2, scores_ + 32 * kQueries, bytes);
-    _tile_stored(3, scores_ + 48 * kQueries, bytes);
+    float* const to = few_ == 1 ? by_query_ : scores_;
+    few_scores(q, to);
+    if (few_ == 1) return;
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t j = 0; j < kBlock; ++j) by_query_[i * kBlock + j] = to[j * few_ + i];
+  }
+
+  // What Engine::product makes of its operands, on narrow tiles; every sum has the same terms in the same
+  // order. to [64, few_].
+  void few_scores(const bf16* q, float* to) const {
+    asm volatile("" : : : "memory");
+    for (int64_t j = 0; j < kBlock; j += 32) {
+      const bf16* const k = k_ + j * k_stride_;
+      _tile_zero(0);
+      _tile_zero(1);
+      for (int64_t c = 0; c < width_; c += 32) {
+        _tile_loadd(2, q + c * few_, 4 * few_);
+        _tile_loadd(3, k + c, 2 * k_stride_);
+        _tile_dpbf16ps(0, 3, 2);
+        _tile_loadd(4, k + 16 * k_stride_ + c, 2 * k_stride_);
+        _tile_dpbf16ps(1, 4, 2);
+      }
+      _tile_stored(0, to + j * few_, 4 * few_);
+      _tile_stored(1, to + (j + 16) * few_, 4 * few_);
+    }
     asm volatile("" : : : "memory");
   }
+  // o += p v; as many rows of p and o as the registers hold.
   void add_few_values(const bf16* p, const bf16* v, float* o) const {
     asm volatile("" : : : "memory");
     const int64_t bytes = width_ * 4;
-    _tile_loadd(4, p, kBlock * 2);
-    _tile_loadd(5, p + 32, kBlock * 2);
     for (int64_t c = 0; c < width_; c += 32) {
-      _tile_loadd(0, o + c, bytes);
-      _tile_loadd(1, o + c + 16, bytes);
-      const bf16* const at = v + c * 2;
-      _tile_loadd(6, at, bytes);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, at + 32, bytes);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(6, at + 32 * width_, bytes);
-      _tile_dpbf16ps(0, 5, 6);
-      _tile_loadd(7, at + 32 * width_ + 32, bytes);
-      _tile_dpbf16ps(1, 5, 7);
-      _tile_stored(0, o + c, bytes);
-      _tile_stored(1, o + c + 16, bytes);
+      _tile_loadd(5, o + c, bytes);
+      _tile_loadd(6, o + c + 16, bytes);
+      for (int64_t j = 0; j < kBlock; j += 32) {
+        const bf16* const rows = v + j * width_ + c * 2;
+        _tile_loadd(7, p + j, kBlock * 2);
+        _tile_loadd(3, rows, bytes);
+        _tile_dpbf16ps(5, 7, 3);
+        _tile_loadd(4, rows + 32, bytes);
+        _tile_dpbf16ps(6, 7, 4);
+      }
+      _tile_stored(5, o + c, bytes);
+      _tile_stored(6, o + c + 16, bytes);
     }
     asm volatile("" : : : "memory");
   }
@@ -291,7 +316,7 @@ class Tiles {
   // with zeros for the values that it does not see. Rare, so the memory for it is asked for here.
   void add_seen_values(int64_t i, KeyInterval at, float* o) const {
     if (at.begin >= at.end) return;
-    constexpr int64_t kRows = kQueries / 2;
+    constexpr int64_t kRows = 16;  // of a register, at most
     std::vector<bf16> v(size_t(kBlock * width_)), p(size_t(kRows * kBlock));
     std::vector<float> sum(size_t(kRows * width_));
     load_values(v.data(), std::max(at.begin, begin_), std::min(at.end, end_));
@@ -301,7 +326,7 @@ class Tiles {
     std::copy_n(sum.begin(), width_, o);
   }
 
-  const int64_t head_dim_, width_;
+  const int64_t head_dim_, width_, few_;  // queries of narrow tiles; 0: tiles are whole
   // Rows on their way [64, width], values as an operand, weights [32, 64].
   bf16 *rows_, *v_, *p_;
   float *scores_, *by_query_;  // [64, 32] and [32, 64]

@@ -5,7 +5,9 @@
 // order. So the bits do not depend on how the work is cut, and few long sequences can be spread over many
 // threads.
 #include <cmath>
+#include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/threads.h"
@@ -209,7 +211,7 @@ class Decode {
     };
 #ifdef SPS_AMX
     if constexpr (kTiles) {
-      Tiles tiles(w.block, shape_.head_dim, width_);
+      Tiles tiles(w.block, shape_.head_dim, width_, int64_t(queries.size()));
       for (size_t n = 0; n < queries.size(); n += Tiles::kQueries)
         tiles.load_queries(std::min(Tiles::kQueries, int64_t(queries.size() - n)), tile_queries(w, n),
                            [&](int64_t i) { return numbers(n + size_t(i)); });
@@ -250,8 +252,9 @@ class Decode {
         prefetch(rows[j - block], shape_.head_dim);
     };
 #ifdef SPS_AMX
-    [[maybe_unused]] const std::conditional_t<kTiles, TileSession, std::byte> session{};
-    Tiles tiles(w.block, shape_.head_dim, width_);
+    [[maybe_unused]] Tiles tiles(w.block, shape_.head_dim, width_, int64_t(queries.size()));
+    std::optional<TileSession> session;
+    if constexpr (kTiles) session.emplace(tiles.shapes());
 #endif
     bool which = false;
     if (begin < end) find(begin / kBlock * kBlock, which);
@@ -351,6 +354,9 @@ class Decode {
       const Query& q = queries[n];
       T* to = queries_[q.stream].o.template row<T>(q.row) + q.head * shape_.head_dim;
       const float* from = w.total + int64_t(n) * width_;
+#ifdef SPS_AMX
+      if constexpr (kTiles) Tiles::in_order(std::exchange(from, w.q), width_, w.q);
+#endif
       const float sum = w.total_state[n].sum, factor = sum == 0 ? 0.0F : 1 / sum;
       // Tiles leave zeros of either sign, which depends on the query's neighbours.
       for (int64_t d = 0; d < shape_.head_dim; ++d) to[d] = from_f32<T>(from[d] * factor + 0.0F);
