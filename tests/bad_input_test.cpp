@@ -168,6 +168,7 @@ std::vector<Mistake> mistakes() {
        generate({"--seed", "18446744073709551616"}),
        2,
        {"--seed", "18446744073709551615"}},
+      {"prompts_of_no_name", generate({"--file", ""}), 2, {"--file is empty"}},
       {"no_prompt_in_a_text", generate({"--file", "empty.txt"}), 1, {"empty.txt", "no prompt"}},
       {"no_prompt_in_json", generate({"--file", "blank.jsonl"}), 1, {"blank.jsonl", "no prompt"}},
       {"prompts_from_a_run", generate({"--file", "run"}), 1, {"run"}},

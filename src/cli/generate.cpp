@@ -23,8 +23,8 @@ namespace sps {
 namespace {
 
 struct GenerateArguments {
-  std::string checkpoint, prompt, file, text_field = "prompt", tokenizer, dtype = "auto", weights,
-                                        device = "auto";
+  std::string checkpoint, prompt, file, tokenizer, dtype = "auto", weights, device = "auto";
+  std::string text_field = "prompt";
   GenerateOptions options;
   std::vector<std::string> stops;
   int64_t sequences = 8;
@@ -244,6 +244,8 @@ void add_generate(CLI::App& app) {
       app.add_subcommand("generate", "Continue a prompt, a file of them, or lines as they are typed");
   cmd->footer(
       "Texts of a file are generated together and printed in its order; prompt i draws with seed + i.\n"
+      "JSON: id (of a file's prompt: its own or FILE:LINE), prompt, prompt_tokens, new_tokens, text, finish\n"
+      "(length, end_of_text or stop_string) and, if asked for, log_probabilities.\n"
       "Examples:\n"
       "  sps generate runs/demo_sps_w16_tok_4m --prompt 'The list' --tokens 200 --temperature 0.8\n"
       "  sps generate runs/demo_sps_w16_tok_4m --file prompts.jsonl --stop . > texts.jsonl\n"
@@ -295,6 +297,7 @@ void add_generate(CLI::App& app) {
                 "In the JSON: the logarithm of each new token's probability, before any rule of choosing");
   cmd->add_flag("--memory", args->memory, "Say on standard error what memory is planned");
   cmd->callback([args, prompt, file] {
+    if (!file->empty() && args->file.empty()) usage_error("--file is empty: expected a file's name or -");
     if (prompt->empty() && file->empty() && !args->json && isatty(STDIN_FILENO) == 1)
       args->interactive = true;
     run_generate(*args);
