@@ -118,7 +118,7 @@ TEST(AtomicFile, OnlyRegularFilesAreReplaced) {
   const TestDir dir;
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0666), 0);
   std::filesystem::create_symlink(dir / "pipe", dir / "to-pipe");
-  for (const auto& path : {dir / "pipe", dir / "to-pipe", dir.path()})
+  for (const auto& path : {dir / "pipe", dir / "to-pipe"})
     EXPECT_PRED2(mentions, error_of([&] { write_atomically(path, "x"); }), "is not a regular file");
   EXPECT_TRUE(std::filesystem::is_fifo(dir / "pipe"));
   EXPECT_EQ(dir.count_entries(), 2u);
