@@ -45,6 +45,9 @@ Arguments eval(const Arguments& more) {
 Arguments generate(const Arguments& more) {
   return Arguments{"generate", "run", "--tokens", "4"} + more;
 }
+Arguments new_tokens(const std::string& prompt, const std::string& tokens) {
+  return {"generate", "run", "--prompt", prompt, "--tokens", tokens};
+}
 
 std::vector<Mistake> mistakes() {
   const std::string text(100, 'x');
@@ -136,6 +139,50 @@ std::vector<Mistake> mistakes() {
       {"no_sequences", generate({"--sequences", "0"}), 2, {"--sequences"}},
       {"missing_prompts", generate({"--file", "nowhere.jsonl"}), 1, {"nowhere.jsonl"}},
       {"prompts_and_prompt", generate({"--file", "nowhere.jsonl", "--prompt", "a"}), 2, {"--file"}},
+      {"too_many_new_tokens",
+       new_tokens("a", "9223372036854775807"),
+       2,
+       {"9223372036854775807", "context of 32"}},
+      {"more_new_tokens_than_numbers",
+       new_tokens("a", "9223372036854775808"),
+       2,
+       {"--tokens", "9223372036854775808"}},
+      {"new_tokens_in_octal", new_tokens("a", "010"), 2, {"--tokens", "010"}},
+      {"new_tokens_below_zero", new_tokens("a", "-1"), 2, {"-1", "0 or more"}},
+      {"prompt_that_leaves_no_room",
+       new_tokens(text.substr(0, 32), "1"),
+       2,
+       {"32 tokens and 1 new", "context of 32"}},
+      {"prompt_longer_than_the_context",
+       new_tokens(text.substr(0, 33), "0"),
+       2,
+       {"33 tokens and 0 new", "context of 32"}},
+      {"log_probabilities_without_json",
+       generate({"--log-probabilities"}),
+       2,
+       {"--log-probabilities", "--json"}},
+      {"too_many_threads", generate({"--threads", "1000000"}), 2, {"--threads"}},
+      {"threads_below_zero", generate({"--threads", "-1"}), 2, {"--threads"}},
+      {"seed_below_zero", generate({"--seed", "-1"}), 2, {"--seed", "-1"}},
+      {"seed_of_65_bits",
+       generate({"--seed", "18446744073709551616"}),
+       2,
+       {"--seed", "18446744073709551615"}},
+      {"prompts_of_no_name", generate({"--file", ""}), 2, {"--file is empty"}},
+      {"no_prompt_in_a_text", generate({"--file", "empty.txt"}), 1, {"empty.txt", "no prompt"}},
+      {"no_prompt_in_json", generate({"--file", "blank.jsonl"}), 1, {"blank.jsonl", "no prompt"}},
+      {"prompts_from_a_run", generate({"--file", "run"}), 1, {"run"}},
+      {"prompt_of_another_field",
+       generate({"--file", "data.jsonl"}),
+       1,
+       {"data.jsonl:1", "prompt", "--text-field"}},
+      {"prompt_of_a_number", generate({"--file", "number.jsonl"}), 1, {"number.jsonl:1", "prompt"}},
+      {"prompt_of_a_list", generate({"--file", "list.jsonl"}), 1, {"list.jsonl:1", "prompt"}},
+      {"prompt_of_an_object", generate({"--file", "object.jsonl"}), 1, {"object.jsonl:1", "prompt"}},
+      {"prompt_that_is_no_object", generate({"--file", "string.jsonl"}), 1, {"string.jsonl:1"}},
+      {"prompt_that_is_not_utf8", generate({"--file", "latin1.jsonl"}), 1, {"latin1.jsonl:1", "UTF-8"}},
+      {"prompt_with_a_nul", generate({"--file", "nul.jsonl"}), 1, {"nul.jsonl:1", "control character"}},
+      {"prompt_of_a_file_too_long", generate({"--file", "long.jsonl"}), 2, {"long.jsonl:1", "40 tokens"}},
       {"unknown_tokenizer", generate({"--tokenizer", "words"}), 2, {"words", "bytes"}},
       // Preparation.
       {"prepare_missing_file", {"prepare", "nowhere.txt", "--out", "new"}, 1, {"nowhere.txt"}},
@@ -223,6 +270,14 @@ class BadInput : public testing::TestWithParam<Mistake> {
     dir_->write("malformed.jsonl", "{\"text\": \"fine\"}\n{\"text\": \"no end\n");
     dir_->write("empty.txt", "");
     dir_->write("other.json", "{}");
+    dir_->write("blank.jsonl", "\n  \n");
+    dir_->write("number.jsonl", "{\"prompt\": 5}\n");
+    dir_->write("list.jsonl", "{\"prompt\": [\"a\", \"b\"]}\n");
+    dir_->write("object.jsonl", "{\"prompt\": {}}\n");
+    dir_->write("string.jsonl", "\"a\"\n");
+    dir_->write("latin1.jsonl", "{\"prompt\": \"caf\xE9\"}\n");
+    dir_->write("nul.jsonl", std::string("{\"prompt\": \"a\0b\"}\n", 17));
+    dir_->write("long.jsonl", "{\"prompt\": \"" + std::string(40, 'x') + "\"}\n");
     dir_->write("odd.bin", "12345");
     std::string ids;
     for (int i = 0; i < 200; ++i) ids += std::string("\0\x10", 2);  // 4096

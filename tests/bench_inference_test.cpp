@@ -1,11 +1,13 @@
-// sps bench decode and prefill: what they measure is counted from the models, in the order that was asked
-// for.
+// sps bench decode, prefill and attention: what they measure is counted from the models, in the order that
+// was asked for.
 #include <gtest/gtest.h>
 
 #include <array>
+#include <map>
 
 #include "base/json.h"
 #include "base/test_files.h"
+#include "infer/cache.h"
 #include "infer/step_cost.h"
 #include "program.h"
 #include "train/run_config.h"
@@ -48,6 +50,15 @@ void rows_are_in_order(const nlohmann::json& j) {
     EXPECT_EQ(
         row["memory_bytes"].at("rings"),
         i % 3 == 0 ? row["memory_bytes"].at("per_text").get<int64_t>() * row["batch"].get<int64_t>() : 0);
+    // Every master weight and nothing else: the model computes in f32.
+    const Plan plan = plan_of(row["model"]);
+    EXPECT_EQ(row.at("parameters"), describe_parameters(plan.config).count());
+    EXPECT_GE(row["memory_bytes"].at("weights"), 4 * row["parameters"].get<int64_t>());
+    EXPECT_LT(row["memory_bytes"]["weights"], 5 * row["parameters"].get<int64_t>());
+    EXPECT_GT(row["memory_bytes"].at("scratch"), 0);
+    const CacheSize cache = cache_size(plan, DType::f32);
+    EXPECT_EQ(row["memory_bytes"].at("per_position"), cache.bytes_per_position);
+    EXPECT_EQ(row["memory_bytes"].at("per_text"), cache.bytes_per_sequence);
     // A page of 64 positions for each text.
     EXPECT_EQ(row["memory_bytes"].at("persistent"),
               64 * row["batch"].get<int64_t>() * row["memory_bytes"].at("per_position").get<int64_t>());
@@ -69,8 +80,12 @@ TEST(BenchDecode, FiguresOfEveryModelAndBatch) {
     EXPECT_EQ(row["bytes_per_step"].at("logits"), bytes.logits);
     EXPECT_LE(row["ms_per_step"].at("low"), row["ms_per_step"].at("median"));
     EXPECT_LE(row["ms_per_step"].at("median"), row["ms_per_step"].at("high"));
+    EXPECT_EQ(row["bytes_per_step"].at("total"), bytes.total());
     EXPECT_GT(row.at("tokens_per_sec"), 0);
     EXPECT_GT(row.at("decode_tokens_per_sec"), 0);
+    EXPECT_GT(row.at("prefill_ms"), 0);
+    EXPECT_GT(row.at("gbytes_per_second"), 0);
+    EXPECT_GT(row.at("ceiling_gbytes_per_second"), 0);
     EXPECT_GT(row.at("of_ceiling"), 0);
   }
 }
@@ -105,9 +120,36 @@ TEST(BenchDecode, WeightsIn8Bits) {
 TEST(BenchPrefill, FlopsAreTheDecoders) {
   const auto j = bench("prefill", {"--batch", "1,3", "--prompt", "20", "--rounds", "1"});
   rows_are_in_order(j);
-  for (const auto& row : j["results"])
-    EXPECT_EQ(row.at("executed_flops"),
-              row["batch"].get<double>() * decoder_prefill_flops(plan_of(row["model"]), 20).total());
+  for (const auto& row : j["results"]) {
+    const auto batch = row["batch"].get<double>(), seconds = 1e-3 * row["ms"].at("median").get<double>();
+    EXPECT_EQ(row.at("executed_flops"), batch * decoder_prefill_flops(plan_of(row["model"]), 20).total());
+    EXPECT_NEAR(row.at("tokens_per_sec"), batch * 20 / seconds, 1e-6 * batch * 20 / seconds);
+    EXPECT_NEAR(row.at("executed_gflops"), 1e-9 * row["executed_flops"].get<double>() / seconds,
+                1e-6 * row["executed_gflops"].get<double>());
+  }
+}
+
+// Both passes of the three families in turns, so that what a window costs is seen; rates are of the pairs
+// that the masks show.
+TEST(BenchAttention, TimesBothPassesWithAndWithoutAWindow) {
+  const TestDir dir;
+  const auto j =
+      json_of(dir, {"bench", "attention", "--device", "cpu", "--dtype", "f32", "--batch", "2", "--length",
+                    "40", "--heads", "2", "--head-dim", "8", "--window", "8", "--document", "0"});
+  EXPECT_EQ(j.at("window"), 8);
+  for (const auto& [family, pairs] :
+       std::map<std::string, double>{{"standard", 40 * 41 / 2},
+                                     {"sps", 40 * 40 + 2 * 40 + 2 * 8 * 40 - 8 * 9},
+                                     {"free_pause", 40 * 41}})
+    for (const auto& [pass, flops] : {std::pair{"forward", 4.0}, {"backward", 10.0}}) {
+      const auto figure = [&](const char* unit) {
+        return j.at(family).at(pass + std::string(unit)).get<double>();
+      };
+      EXPECT_GT(figure("_ms"), 0);
+      EXPECT_NEAR(figure("_ms") * figure("_tflops") * 1e9, flops * 2 * pairs * 16,
+                  1e-6 * flops * 2 * pairs * 16)
+          << family;
+    }
 }
 
 TEST(BenchDecode, MistakesAreOneSentence) {
@@ -129,6 +171,12 @@ TEST(BenchDecode, MistakesAreOneSentence) {
     EXPECT_PRED2(mentions, o.err, sentence);
     EXPECT_EQ(lines_of(o.err).size(), 1u) << o.err;
   }
+  // Where the figures cannot be put nothing is measured.
+  const Outcome o = run_program(dir.path(), {"bench", "decode", "demo_standard_4m", "--device", "cpu",
+                                             "--json", "nowhere/figures.json"});
+  EXPECT_EQ(o.status, 1);
+  EXPECT_EQ(o.out, "");
+  EXPECT_PRED2(mentions, o.err, "nowhere/figures.json");
 }
 
 }  // namespace

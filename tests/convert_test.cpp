@@ -9,6 +9,8 @@
 #include "data/batch.h"
 #include "data/test_corpus.h"
 #include "data/token_file.h"
+#include "infer/decoder.h"
+#include "infer/sampling.h"
 #include "model/load.h"
 #include "program.h"
 #include "score/model_input.h"
@@ -79,6 +81,23 @@ TEST_F(ConvertProgram, InfoEvalAndGenerateTakeIt) {
     for (const int32_t id : text) want += tokenizer.text_of(id, std::exchange(previous, id));
     EXPECT_EQ(o.out, want + "\n");
     EXPECT_EQ(o.status, 0) << o.err;
+  }
+}
+
+// Weights that are finite and whose logits are not.
+TEST_F(ConvertProgram, LogitsThatAreNoNumbersAreAnError) {
+  for (float& gain : llama_.tensors.at("norm.weight")) gain = 3e38F;
+  dir_.write("large.bin", llama_.llama2c_file());
+  json_of(dir_, {"convert", "large.bin", "--tokenizer", "tok.bin", "--out", "large"});
+  dir_.write("prompts.jsonl", "{\"prompt\": \"the\"}\n");
+  for (const Arguments& more :
+       {Arguments{}, {"--temperature", "1"}, {"--json"}, {"--file", "prompts.jsonl"}}) {
+    const Outcome o =
+        run_program(dir_.path(), Arguments{"generate", "large", "--tokens", "4", "--dtype", "f32"} + more);
+    EXPECT_EQ(o.status, 1);
+    EXPECT_EQ(o.out, "");
+    EXPECT_EQ(lines_of(o.err).size(), 1u) << o.err;
+    EXPECT_PRED2(mentions, o.err, "is not a number");
   }
 }
 
@@ -199,6 +218,74 @@ TEST_P(Stories, TellsItsStoryWordForWord) {
                                                 "--dtype", "f32", "--device", device});
     EXPECT_EQ(o.status, 0) << o.err;
     EXPECT_EQ(o.out, read_text(folder() / "expected_greedy_run_c.txt")) << device;
+  }
+}
+
+// Of every token of the story the probability that the reference gives it, as the program draws them.
+TEST_P(Stories, DrawsTheStoryWithTheLossesOfTheReference) {
+  const auto reference = parse_json(read_text(folder() / "reference.json"), "reference.json");
+  const auto& story = reference.at("cases")[0];
+  for (const std::string& device : device_names()) {
+    const auto told = json_of(dir_, {"generate", "model", "--tokens", "256", "--temperature", "0", "--dtype",
+                                     "f32", "--device", device, "--log-probabilities"});
+    EXPECT_EQ(told.at("text"), story.at("text"));
+    ASSERT_EQ(told.at("log_probabilities").size(), 256u);
+    for (size_t i = 0; i < 256; ++i)
+      EXPECT_NEAR(-told["log_probabilities"][i].get<double>(), story.at("nll")[i].get<double>(), 1e-4)
+          << device << " token " << i;
+  }
+}
+
+// What comes out of the caches at every position, the prompt in pieces and one by one.
+TEST_P(Stories, DecodesToTheLossesAndLogitsOfTheReference) {
+  const auto reference = parse_json(read_text(folder() / "reference.json"), "reference.json");
+  for (const std::string& device : device_names()) {
+    const LoadedModel loaded =
+        load_model(dir_ / "model", DType::f32, 1, device == "cuda" ? Device::cuda : Device::cpu);
+    const Model& model = *loaded.model;
+    Decoder decoder(model.config(), model.parameters(), model.store(), {.slots = 1, .step_rows = 100});
+    for (const auto& one : reference.at("cases"))
+      for (const size_t prompt : {size_t{1}, one.at("tokens").size()}) {
+        const auto ids = one.at("tokens").get<std::vector<int32_t>>();
+        const int64_t slot = decoder.open();
+        for (size_t at = 0; at < ids.size();) {
+          const size_t left = std::max(at + 1, prompt) - at, n = std::min<size_t>(left, 100);
+          const Decoder::Run run{slot, std::span(ids).subspan(at, n), int64_t(left - n)};
+          const OnHost host(decoder.step({&run, 1}));
+          at += n;
+          if (run.left > 0) continue;
+          const std::span<const float> logits((*host).row<float>(0), size_t(model.config().vocab));
+          if (at < ids.size()) {
+            EXPECT_NEAR(-log_probability(logits, ids[at]), one.at("nll")[at - 1].get<double>(), 1e-4);
+            continue;
+          }
+          for (size_t id = 0; id < logits.size(); ++id)
+            EXPECT_NEAR(logits[id], one.at("last_logits")[id].get<double>(), 1e-4) << device;
+        }
+        decoder.close(slot);
+      }
+  }
+}
+
+// What 8 bits cost is measured as a loss: it moves, by less than a hundredth of what it is.
+TEST_P(Stories, WeightsIn8BitsCostLittle) {
+  const auto reference = parse_json(read_text(folder() / "reference.json"), "reference.json");
+  for (size_t n = 0; n < reference.at("cases").size(); ++n) {
+    const auto& one = reference["cases"][n];
+    const auto ids = one.at("tokens").get<std::vector<int32_t>>();
+    const fs::path file = write_ids(dir_, fmt::format("{}.bin", n), ids);
+    const std::string name = fmt::format("case-{}", n);
+    convert(name, {"--context", std::to_string(ids.size() - 1)});
+    const auto loss = [&](const Arguments& more) {
+      return json_of(dir_, Arguments{"eval", name, "--data", file.string(), "--device", "cpu"} + more)
+          .at("nats_per_token")
+          .get<double>();
+    };
+    const double exact = one.at("mean_nll"), bf16 = loss({"--dtype", "bf16"}),
+                 int8 = loss({"--dtype", "bf16", "--weights", "int8"});
+    EXPECT_NE(int8, bf16);
+    EXPECT_NEAR(bf16, exact, 0.01 * exact) << name;
+    EXPECT_NEAR(int8, exact, 0.01 * exact) << name;
   }
 }
 

@@ -1,31 +1,15 @@
 // sps generate --interactive through a pipe.
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <utility>
 
-#include "base/test_files.h"
-#include "data/test_corpus.h"
-#include "program.h"
+#include "byte_model.h"
 
 namespace sps {
 namespace {
 
-// A model of bytes with a context of 32.
-class GenerateSession : public testing::Test {
+class GenerateSession : public ByteModel {
  protected:
-  static void SetUpTestSuite() {
-    dir_ = std::make_unique<TestDir>();
-    make_test_data(*dir_);
-    const Outcome o = run_program(
-        dir_->path(),
-        Arguments{"train", "demo_sps_w4_15k", "data.dir=data", "run.dir=run", "run.dtype=f32"} +
-            tiny_model() +
-            Arguments{"train.tokens=15360", "schedule.warmup_tokens=1280", "schedule.decay_tokens=3840"});
-    ASSERT_EQ(o.status, 0) << o.err;
-  }
-  static void TearDownTestSuite() { dir_.reset(); }
-
   static Arguments options(const Arguments& more) {
     return Arguments{"generate", "run", "--dtype", "f32", "--temperature", "0.6"} + more;
   }
@@ -56,8 +40,6 @@ class GenerateSession : public testing::Test {
     ADD_FAILURE() << "no seed";
     return {};
   }
-
-  static inline std::unique_ptr<TestDir> dir_;
 };
 
 TEST_F(GenerateSession, LinesGoOnInOneText) {
@@ -113,6 +95,45 @@ TEST_F(GenerateSession, StopStringsEndAContinuation) {
   const Outcome o = session("the list\n of\n", {"-n", "12", "--stop", stop});
   EXPECT_EQ(o.status, 0);
   EXPECT_EQ(o.out, cut + "\n" + made("the list" + cut + " of", 6, {"-n", "12", "--stop", stop}) + "\n");
+}
+
+TEST_F(GenerateSession, MemoryIsSaidFirst) {
+  const Outcome o = session("the list\n", {"-n", "6", "--memory"});
+  EXPECT_EQ(o.status, 0);
+  EXPECT_EQ(o.out, made("the list", 5, {"-n", "6"}) + "\n");
+  ASSERT_EQ(lines_of(o.err).size(), 1u) << o.err;
+  EXPECT_TRUE(o.err.starts_with("memory in MiB: weights ")) << o.err;
+}
+
+// Bytes that are no UTF-8 and a NUL are bytes of the text like others.
+TEST_F(GenerateSession, AnyByteMayBeTyped) {
+  const std::string odd("a\0\xFF\xC3 b", 6);
+  const Outcome o = session(odd + "\n\n", {"-n", "6"});
+  EXPECT_EQ(o.status, 0);
+  EXPECT_EQ(o.err, "");
+  const Outcome again = session(odd + "\n\n", {"-n", "6", "--threads", "1"});
+  EXPECT_EQ(again.out, o.out);
+  EXPECT_GE(o.out.size(), 14u);
+}
+
+// Ctrl-C ends it at once; what the model has said is there.
+TEST_F(GenerateSession, AnInterruptKeepsWhatWasSaid) {
+  const std::string said = made("the list", 5, {"-n", "6"}) + "\n";
+  std::string line = std::string("exec ") + SPS_BINARY;
+  for (const std::string& word : options({"-n", "6", "--seed", "5", "--interactive"}))
+    line += " '" + word + "'";
+  // Somebody who types a line and then waits.
+  Program program(
+      dir_->path(),
+      {"-c", "mkfifo typed; { echo the list; exec sleep 60; } > typed & echo $! > pid; " + line + " < typed"},
+      "/bin/sh");
+  EXPECT_TRUE(program.wait_until([&] { return program.out() == said; }));
+  program.signal(SIGINT);
+  const Outcome o = program.wait();
+  EXPECT_EQ(o.signal, SIGINT);
+  EXPECT_EQ(o.out, said);
+  EXPECT_EQ(o.err, "");
+  ::kill(pid_t(std::stol(read_text(*dir_ / "pid"))), SIGKILL);
 }
 
 TEST_F(GenerateSession, NothingTypedNothingMade) {

@@ -58,6 +58,9 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
+  // What it has written up to now.
+  std::string out() const { return written("out"); }
+
   void signal(int number) const { ::kill(pid_, number); }
 
   bool running() {
@@ -80,13 +83,16 @@ class Program {
     Outcome o;
     if (WIFEXITED(raw_)) o.status = WEXITSTATUS(raw_);
     if (WIFSIGNALED(raw_)) o.signal = WTERMSIG(raw_);
-    // Neither is there if it was killed before it began.
-    if (std::filesystem::exists(output_ / "out")) o.out = read_text(output_ / "out");
-    if (std::filesystem::exists(output_ / "err")) o.err = read_text(output_ / "err");
+    o.out = written("out"), o.err = written("err");
     return o;
   }
 
  private:
+  // Nothing is there if it was killed before it began.
+  std::string written(const char* name) const {
+    return std::filesystem::exists(output_ / name) ? read_text(output_ / name) : "";
+  }
+
   TestDir output_;
   pid_t pid_ = 0;
   int raw_ = 0;

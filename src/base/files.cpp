@@ -141,6 +141,15 @@ MappedFile::~MappedFile() {
 // ---- AtomicFile
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
+  std::error_code error;
+  if (fs::is_symlink(path_, error)) {
+    const fs::path target = fs::canonical(path_, error);
+    if (!error) path_ = target;
+  }
+  // Moving a file to the place of a device or a pipe would remove that from the system; of a folder it fails.
+  const fs::file_status there = fs::status(path_, error);
+  if (fs::exists(there) && !fs::is_regular_file(there) && !fs::is_directory(there))
+    fail("cannot write {}: it is not a regular file", path_.string());
   fd_ = open_nameless(folder_of(path_));
   if (fd_ >= 0) return;
   const fs::path temporary = temporary_beside(path_);

@@ -30,7 +30,8 @@ class MappedFile {
 };
 
 // Writes beside `path` and moves the file there in commit(), after it has reached the disk. Without commit()
-// nothing remains, where the file system has nameless files even after a kill. Parent folders must exist.
+// nothing remains, where the file system has nameless files even after a kill. Parent folders must exist. A
+// link stays one: the file it names is replaced. What is there and no regular file is an error.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);

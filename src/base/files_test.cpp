@@ -1,5 +1,6 @@
 #include "base/files.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -110,6 +111,22 @@ TEST(AtomicFile, FullDiskIsAnErrorThatNamesThePath) {
   EXPECT_PRED2(mentions, sentence, (dir / "a").string());
   EXPECT_EQ(read_text(dir / "a"), "old");
   EXPECT_EQ(dir.count_entries(), 1u);
+}
+
+// A file moved over a device would take its place in the system.
+TEST(AtomicFile, OnlyRegularFilesAreReplaced) {
+  const TestDir dir;
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0666), 0);
+  std::filesystem::create_symlink(dir / "pipe", dir / "to-pipe");
+  for (const auto& path : {dir / "pipe", dir / "to-pipe"})
+    EXPECT_PRED2(mentions, error_of([&] { write_atomically(path, "x"); }), "is not a regular file");
+  EXPECT_TRUE(std::filesystem::is_fifo(dir / "pipe"));
+  EXPECT_EQ(dir.count_entries(), 2u);
+  dir.write("a", "old");
+  std::filesystem::create_symlink("a", dir / "link");
+  write_atomically(dir / "link", "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(dir / "link"));
+  EXPECT_EQ(read_text(dir / "a"), "new");
 }
 
 TEST(AtomicFile, UnwritablePathsAreErrorsThatNameThePath) {

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/threads.h"
 #include "cli/bench_generation.h"
+#include "cli/cli.h"
 #include "tensor/device.h"
 
 namespace sps {
@@ -211,16 +213,18 @@ void bench_inference(InferenceArguments args) {
   const std::vector<BenchSubject> subjects = bench_subjects(args.words, dtype, device, !args.weights.empty());
   for (const BenchSubject& s : subjects)
     if (s.config().text_ids() < 2) usage_error("{}: a vocabulary of one id leaves nothing to read", s.name());
+  // Before minutes of measuring, for there may be no such place.
+  std::optional<AtomicFile> file;
+  if (!args.json.empty() && args.json != "-") file.emplace(args.json);
   const Json j = report(args, dtype, device, subjects, bench_generation(subjects, dtype, device, b));
   if (args.json == "-") {
     fmt::print("{}\n", dump_json(j));
     return;
   }
   fmt::print("{}", table(j));
-  if (args.json.empty()) return;
-  AtomicFile file(args.json);
-  file.write(storable_json(j, args.json) + "\n");
-  file.commit();
+  if (!file) return;
+  file->write(storable_json(j, args.json));
+  file->commit();
 }
 
 void add(CLI::App* bench, bool decode, const char* name, const char* text) {
@@ -254,7 +258,7 @@ void add(CLI::App* bench, bool decode, const char* name, const char* text) {
   if (decode)
     cmd->add_option("--weights", args->weights, "int8: products read 8 bits (CPU, bf16); otherwise as dtype")
         ->check(CLI::IsMember({"int8"}));
-  cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
+  add_threads_option(cmd, args->threads);
   if (decode)
     cmd->add_flag("!--chain", args->bench.program,
                   "On a GPU: a kernel for every operation of a step, where one for many of them is the rule");

@@ -1,7 +1,12 @@
 #include "cli/cli.h"
 
+#include <cerrno>
+#include <charconv>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <iostream>
+#include <limits>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -18,10 +23,41 @@ int say(const std::string& sentence, int status) {
   return status;
 }
 
+template <class T>
+std::string not_a_number(const std::string& text) {
+  T value;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (stop == end && error == std::errc() && fmt::format("{}", value) == text) return "";
+  return fmt::format("'{}': expected a whole number from {} to {}", text, std::numeric_limits<T>::min(),
+                     std::numeric_limits<T>::max());
+}
+
+// CLI11 itself wraps -1 and 2^64 around without a word and takes 010 for eight.
+void check_whole_numbers(CLI::App* app) {
+  for (CLI::Option* option : app->get_options({})) {
+    const std::string type = option->get_type_name();
+    if (type.starts_with("UINT")) option->check(CLI::Validator(not_a_number<uint64_t>, ""));
+    if (type.starts_with("INT")) option->check(CLI::Validator(not_a_number<int64_t>, ""));
+  }
+  for (CLI::App* command : app->get_subcommands({})) check_whole_numbers(command);
+}
+
 }  // namespace
 
 void set_exit_status(int status) {
   exit_status = status;
+}
+
+void add_threads_option(CLI::App* cmd, int& threads) {
+  constexpr int kMost = 1024;
+  cmd->add_option("--threads", threads, "0 = all cores")->capture_default_str()->check(CLI::Range(0, kMost));
+}
+
+void flush_output() {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.flush()) return;
+  fail("standard output cannot be written: {}", errno == 0 ? "a write has failed" : std::strerror(errno));
 }
 
 int run_command_line(int argc, const char* const* argv) {
@@ -44,10 +80,14 @@ int run_command_line(int argc, const char* const* argv) {
   add_report(app);
   add_tokenizer(app);
   add_convert(app);
+  check_whole_numbers(&app);
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& e) {  // --help, --version
-    return app.exit(e);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::Success& e) {  // --help, --version
+      exit_status = app.exit(e);
+    }
+    flush_output();
   } catch (const CLI::ParseError& e) {
     if (const auto words = app.remaining(); !words.empty() && app.get_subcommands().empty())
       return say("there is no command '" + words[0] + "' (see sps --help)", 2);

@@ -27,6 +27,12 @@ void add_convert(CLI::App& app);
 // --eot and --pattern, for a command that takes a tokenizer by its files.
 void add_tokenizer_options(CLI::App* cmd, TokenizerOptions& options);
 
+// --threads, for a command that works on the CPU; 0: all cores.
+void add_threads_option(CLI::App* cmd, int& threads);
+
+// Error if what has been written to standard output does not get there: a full disk, a closed file.
+void flush_output();
+
 // A sub-command's exit status other than 0 (interrupted training).
 void set_exit_status(int status);
 

@@ -91,7 +91,7 @@ void add_eval(CLI::App& app) {
                   "int8: as 8 bits hold them, to see what that costs; otherwise as dtype")
       ->check(CLI::IsMember({"int8"}));
   cmd->add_option("--device", args->device, "auto (a GPU if there is one), cpu, cuda")->capture_default_str();
-  cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
+  add_threads_option(cmd, args->threads);
   cmd->add_flag("--json", args->json, "Print one JSON object");
   cmd->callback([args] { eval(*args); });
 }

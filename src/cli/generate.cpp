@@ -24,6 +24,7 @@ namespace {
 
 struct GenerateArguments {
   std::string checkpoint, prompt, file, tokenizer, dtype = "auto", weights, device = "auto";
+  std::string text_field = "prompt";
   GenerateOptions options;
   std::vector<std::string> stops;
   int64_t sequences = 8;
@@ -61,6 +62,31 @@ struct Job {
   std::vector<double> log_probabilities;
 };
 
+// The prompts of a file. An empty one in JSON is a new document as on the command line, so that there is a
+// text for each; a file without a prompt is an error.
+class PromptReader {
+ public:
+  PromptReader(const std::string& file, const std::string& text_field)
+      : file_(file), reader_({file}, text_field) {}
+  bool next(Document& document) {
+    while (reader_.next_raw(raw_)) {
+      const bool json = !raw_.place.empty();
+      reader_.parse(raw_, document);
+      if (!json && document.text.empty()) continue;
+      any_ = true;
+      return true;
+    }
+    if (!any_) fail("{} holds no prompt", file_ == "-" ? "standard input" : file_);
+    return false;
+  }
+
+ private:
+  std::string file_;
+  DocumentReader reader_;
+  RawDocument raw_;
+  bool any_ = false;
+};
+
 class Generation {
  public:
   Generation(const GenerateArguments& args, LoadedModel& loaded, const Tokenizer& tokenizer)
@@ -69,7 +95,7 @@ class Generation {
   // `next` gives the prompts. All texts grow together.
   void run(const std::function<bool(Document&)>& next, const EngineOptions& options) {
     Engine engine(model_.config(), model_.parameters(), model_.store(), options);
-    if (args_.memory) report(engine.memory());
+    if (args_.memory) spdlog::info("{}", memory_text(model_, engine.memory()));
     bool more = true;
     while (true) {
       // As many wait as may be generated at once, however many there are.
@@ -138,7 +164,7 @@ class Generation {
       print(first->second);
       jobs_.erase(first);
     }
-    std::fflush(stdout);
+    flush_output();
   }
 
   bool json() const { return args_.json || !args_.file.empty(); }
@@ -150,7 +176,7 @@ class Generation {
     // A terminal gets whole characters, a file or a pipe the bytes.
     static const bool is_terminal = isatty(STDOUT_FILENO) == 1;
     fmt::print("{}", is_terminal ? terminal_.feed(text) : text);
-    std::fflush(stdout);
+    flush_output();
   }
 
   void print(const Job& job) const {
@@ -165,17 +191,6 @@ class Generation {
     fmt::print("{}\n", dump_json(line));
   }
 
-  void report(const EngineMemory& m) const {
-    const auto mib = [](size_t bytes) { return double(bytes) / double(1 << 20); };
-    spdlog::info(
-        "memory in MiB: weights {:.1f}{}, {} pages of keys and values {:.1f}, windows {:.1f}, a step {:.1f}; "
-        "{} bytes a token, {} a sequence",
-        mib(model_.store().bytes()),
-        m.decoder.int8 > 0 ? fmt::format(", in 8 bits {:.1f}", mib(m.decoder.int8)) : "", m.pages,
-        mib(m.decoder.persistent), mib(m.decoder.rings), mib(m.decoder.step), m.bytes_per_position,
-        m.bytes_per_sequence);
-  }
-
   const GenerateArguments& args_;
   Model& model_;
   const Tokenizer& tokenizer_;
@@ -187,6 +202,8 @@ class Generation {
 
 void run_generate(GenerateArguments& args) {
   check(args.options.sampling);
+  if (args.log_probabilities && !args.json && args.file.empty())
+    usage_error("--log-probabilities: they are printed in JSON alone, expected --json or --file");
   if (args.threads > 0) set_thread_count(args.threads);
   const Device device = compute_device(args.device);
   const DType dtype = compute_dtype(args.dtype, device);
@@ -201,10 +218,10 @@ void run_generate(GenerateArguments& args) {
   if (!args.weights.empty()) in_8_bits.emplace(loaded.model->parameters(), loaded.model->store());
   const Int8Weights* int8 = in_8_bits ? &*in_8_bits : nullptr;
   if (args.interactive)
-    return run_generate_session(*loaded.model, int8, *tokenizer, args.options, args.stops);
+    return run_generate_session(*loaded.model, int8, *tokenizer, args.options, args.stops, args.memory);
   Generation generation(args, loaded, *tokenizer);
   if (!args.file.empty()) {
-    DocumentReader reader({args.file}, "prompt");
+    PromptReader reader(args.file, args.text_field);
     return generation.run([&](Document& d) { return reader.next(d); },
                           {.max_sequences = args.sequences, .int8 = int8});
   }
@@ -227,6 +244,8 @@ void add_generate(CLI::App& app) {
       app.add_subcommand("generate", "Continue a prompt, a file of them, or lines as they are typed");
   cmd->footer(
       "Texts of a file are generated together and printed in its order; prompt i draws with seed + i.\n"
+      "JSON: id (of a file's prompt: its own or FILE:LINE), prompt, prompt_tokens, new_tokens, text, finish\n"
+      "(length, end_of_text or stop_string) and, if asked for, log_probabilities.\n"
       "Examples:\n"
       "  sps generate runs/demo_sps_w16_tok_4m --prompt 'The list' --tokens 200 --temperature 0.8\n"
       "  sps generate runs/demo_sps_w16_tok_4m --file prompts.jsonl --stop . > texts.jsonl\n"
@@ -235,10 +254,12 @@ void add_generate(CLI::App& app) {
   CLI::Option* prompt =
       cmd->add_option("-p,--prompt", args->prompt, "Text to continue; empty starts a new document");
   CLI::Option* file =
-      cmd->add_option(
-             "--file", args->file,
-             "Prompts: JSON lines (field 'prompt') or one text; - = standard input. Prints JSON lines")
+      cmd->add_option("--file", args->file,
+                      "Prompts: JSON lines or one text; - = standard input. Prints a JSON line for each")
           ->excludes(prompt);
+  cmd->add_option("--text-field", args->text_field, "Field of the JSON lines that holds the prompt")
+      ->capture_default_str()
+      ->needs(file);
   CLI::Option* interactive =
       cmd->add_flag(
              "--interactive", args->interactive,
@@ -270,12 +291,13 @@ void add_generate(CLI::App& app) {
   cmd->add_option("--weights", args->weights, "int8: products read 8 bits (CPU, bf16); otherwise as dtype")
       ->check(CLI::IsMember({"int8"}));
   cmd->add_option("--device", args->device, "auto (a GPU if there is one), cpu, cuda")->capture_default_str();
-  cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
+  add_threads_option(cmd, args->threads);
   cmd->add_flag("--json", args->json, "Print one JSON object")->excludes(interactive);
   cmd->add_flag("--log-probabilities", args->log_probabilities,
-                "In JSON: the logarithm of the probability of each new token, before any rule of choosing");
+                "In the JSON: the logarithm of each new token's probability, before any rule of choosing");
   cmd->add_flag("--memory", args->memory, "Say on standard error what memory is planned");
   cmd->callback([args, prompt, file] {
+    if (!file->empty() && args->file.empty()) usage_error("--file is empty: expected a file's name or -");
     if (prompt->empty() && file->empty() && !args->json && isatty(STDIN_FILENO) == 1)
       args->interactive = true;
     run_generate(*args);

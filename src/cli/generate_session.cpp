@@ -8,7 +8,8 @@
 #include <iostream>
 #include <optional>
 
-#include "infer/engine.h"
+#include "base/log.h"
+#include "cli/cli.h"
 #include "infer/stop_strings.h"
 #include "tokenizer/stream_decoder.h"
 
@@ -45,6 +46,8 @@ class Session {
         is_terminal_(isatty(STDOUT_FILENO) == 1),
         asks_(is_terminal_ && isatty(STDIN_FILENO) == 1) {}
 
+  EngineMemory memory() const { return engine_.memory(); }
+
   void run() {
     if (asks_) say("a line of text begins; /help says more");
     while (auto line = next_line()) {
@@ -52,6 +55,7 @@ class Session {
       try {
         take(*line);
       } catch (const Error& e) {
+        if (e.kind() != ErrorKind::usage) throw;
         say("{}", e.what());
       }
     }
@@ -122,7 +126,7 @@ class Session {
     const auto show = [&](const std::string& piece) {
       text += piece;
       fmt::print("{}", is_terminal_ ? terminal_.feed(piece) : piece);
-      std::fflush(stdout);
+      flush_output();
     };
     std::vector<int32_t> drawn;
     int32_t previous = ids_.back();
@@ -138,7 +142,7 @@ class Session {
       }
     show(stops.flush());
     fmt::print("{}\n", is_terminal_ ? terminal_.flush() : "");
-    std::fflush(stdout);
+    flush_output();
     // A stop string may begin and end inside tokens: the text goes on from what has been shown.
     if (stops.stopped())
       tokenizer_.encode(text, ids_);
@@ -166,6 +170,17 @@ class Session {
 
 }  // namespace
 
+std::string memory_text(const Model& model, const EngineMemory& m) {
+  const auto mib = [](size_t bytes) { return double(bytes) / double(1 << 20); };
+  return fmt::format(
+      "memory in MiB: weights {:.1f}{}, {} pages of keys and values {:.1f}, windows {:.1f}, a step {:.1f}; "
+      "{} bytes a token, {} a sequence",
+      mib(model.store().bytes()),
+      m.decoder.int8 > 0 ? fmt::format(", in 8 bits {:.1f}", mib(m.decoder.int8)) : "", m.pages,
+      mib(m.decoder.persistent), mib(m.decoder.rings), mib(m.decoder.step), m.bytes_per_position,
+      m.bytes_per_sequence);
+}
+
 std::vector<int32_t> prompt_ids(const ModelConfig& c, const Tokenizer& tokenizer, std::string_view text) {
   std::vector<int32_t> ids;
   if (c.bos >= 0) ids.push_back(int32_t(c.bos));
@@ -174,8 +189,11 @@ std::vector<int32_t> prompt_ids(const ModelConfig& c, const Tokenizer& tokenizer
 }
 
 void run_generate_session(const Model& model, const Int8Weights* int8, const Tokenizer& tokenizer,
-                          const GenerateOptions& options, const std::vector<std::string>& stops) {
-  Session(model, int8, tokenizer, options, stops).run();
+                          const GenerateOptions& options, const std::vector<std::string>& stops,
+                          bool memory) {
+  Session session(model, int8, tokenizer, options, stops);
+  if (memory) spdlog::info("{}", memory_text(model, session.memory()));
+  session.run();
 }
 
 }  // namespace sps

@@ -81,7 +81,7 @@ void add_prepare(CLI::App& app) {
   cmd->add_option("--format", args->format, "sps, raw (ids of 2 bytes always) or llmc (with llm.c's header)")
       ->capture_default_str();
   cmd->add_option("--seed", options.seed, "Seed of the split and of the order")->capture_default_str();
-  cmd->add_option("--threads", args->threads, "0 = all cores")->capture_default_str();
+  add_threads_option(cmd, args->threads);
   cmd->add_option("--save-every", options.save_seconds, "Seconds between two places to continue from")
       ->capture_default_str();
   cmd->add_flag("--force", options.force, "Replace a data set with other content");

@@ -413,7 +413,7 @@ void add_tokenizer(CLI::App& app) {
   train_cmd
       ->add_option("--text-field", t->text_field, "Field of JSON and Parquet records that holds the text")
       ->capture_default_str();
-  train_cmd->add_option("--threads", t->threads, "0 = all cores")->capture_default_str();
+  add_threads_option(train_cmd, t->threads);
   train_cmd->add_flag("--force", t->force, "Replace a tokenizer with other content");
   train_cmd->add_flag("--json", t->json, "Print one JSON object");
   train_cmd->callback([t] { train(*t); });
@@ -463,7 +463,7 @@ void add_tokenizer(CLI::App& app) {
   info_cmd->add_option("--file", i->inputs, "Texts to measure bytes per token on");
   info_cmd->add_option("--text-field", i->text_field, "Field of JSON and Parquet records that holds the text")
       ->capture_default_str();
-  info_cmd->add_option("--threads", i->threads, "0 = all cores")->capture_default_str();
+  add_threads_option(info_cmd, i->threads);
   info_cmd->add_flag("--json", i->json, "Print one JSON object");
   info_cmd->callback([i] { info(*i); });
 }

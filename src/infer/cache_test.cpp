@@ -41,6 +41,15 @@ TEST(CacheSize, MemoryAgainstStandard) {
   const double standard = double(size_of("family=standard").bytes(4096));
   EXPECT_EQ(fmt::format("{:.3f}", double(size_of("family=sps window=64").bytes(4096)) / standard), "1.016");
   EXPECT_EQ(fmt::format("{:.3f}", double(size_of("family=free_pause").bytes(4096)) / standard), "1.000");
+  // What is taken for one text of 4096 positions.
+  const auto taken = [](const std::string& settings) {
+    const KeyCaches caches(make_plan(config_for("s", settings)), DType::bf16, Device::cpu,
+                           {.slots = 1, .pages = 64, .page = 64});
+    return double(caches.paged_bytes() + caches.ring_bytes());
+  };
+  EXPECT_EQ(taken("family=standard"), standard);
+  EXPECT_EQ(fmt::format("{:.3f}", taken("family=sps window=64") / standard), "1.016");
+  EXPECT_EQ(fmt::format("{:.3f}", taken("family=free_pause") / standard), "1.000");
   EXPECT_EQ(size_of("family=free_pause").bytes_per_sequence, 0);
   EXPECT_EQ(size_of("family=sps window=0").bytes_per_sequence, 0);
 }

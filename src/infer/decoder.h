@@ -84,6 +84,12 @@ class Decoder {
   // = 0, in their order: [n, vocab] f32 (f64 in the reference) on the device, until the next step.
   Tensor step(std::span<const Run> runs);
 
+  // Rows of each stream that the latest step ran: prediction rows where something depends on them alone.
+  struct StepRows {
+    int64_t state = 0, pred = 0;
+  };
+  StepRows rows_of_step() const { return {x_rows_, p_rows_}; }
+
  private:
   struct Slot {
     bool open = false;

@@ -111,6 +111,55 @@ TEST(DecoderLimits, WhatIsNoNumberStaysInItsText) {
   }
 }
 
+// Of a prompt the prediction rows run that something depends on, whatever its pieces: none, the last, those
+// that kept predictions are made of, or all; then one a step. There is no room for more either.
+TEST(DecoderLimits, PredictionRowsRunWhereTheyAreNeededAlone) {
+  constexpr int64_t kLength = 11, kPrompt = 9;
+  const std::map<std::string, int64_t> by_hand{{"standard", 0},
+                                               {"free_pause", 1},
+                                               {"free_pause_w2", 5},
+                                               {"sps_w0", 1},
+                                               {"sps_w2", kPrompt},
+                                               {"two_tower", 1},
+                                               {"sequential", 1},
+                                               {"own_with_prediction_keys", 5},
+                                               {"delayed_state_w0", 9},
+                                               {"sps_full", 9},
+                                               {"free_pause_pooled", 9},
+                                               {"sequential_1+3", 1},
+                                               {"sequential_state_start", 1}};
+  size_t found = 0;
+  for (const TestModel& m : test_models()) {
+    const ModelConfig c = resolve(m.keys);
+    const auto model = dense_model(c, DType::f32);
+    const std::vector<int32_t> text = random_text(c, kLength, 2, false);
+    for (const int64_t piece : {int64_t{1}, int64_t{4}, kPrompt}) {
+      Decoder decoder(c, model->parameters(), model->store(), {.slots = 1, .page = 4, .step_rows = kPrompt});
+      const int64_t slot = decoder.open(), needed = std::min(needed_pred_rows(decoder.plan()), kPrompt);
+      int64_t state = 0, pred = 0;
+      for (int64_t at = 0; at < kLength;) {
+        const int64_t n = std::min(piece, std::max<int64_t>(kPrompt - at, 1));
+        const Decoder::Run run{slot, std::span(text).subspan(size_t(at), size_t(n)),
+                               std::max<int64_t>(kPrompt - at - n, 0)};
+        decoder.step({&run, 1});
+        const Decoder::StepRows rows = decoder.rows_of_step();
+        if (at < kPrompt)
+          state += rows.state, pred += rows.pred;
+        else
+          EXPECT_EQ(rows.pred, c.has_pred() ? 1 : 0) << m.name;
+        at += n;
+      }
+      EXPECT_EQ(state, kPrompt) << m.name;
+      EXPECT_EQ(pred, needed) << m.name << " in pieces of " << piece;
+      const auto hand = by_hand.find(m.name);
+      if (hand == by_hand.end()) continue;
+      ++found;
+      EXPECT_EQ(pred, hand->second) << m.name;
+    }
+  }
+  EXPECT_EQ(found, 3 * by_hand.size());
+}
+
 // Texts with log-probabilities, by the number of their request.
 using Texts = std::map<size_t, std::pair<std::vector<int32_t>, std::vector<double>>>;
 

@@ -296,7 +296,7 @@ TEST_F(OneEngine, WhatIsRefused) {
   for (const EngineOptions& o :
        std::vector<EngineOptions>{{.max_sequences = 0}, {.cache_tokens = -1}, {.page = 0}, {.step_rows = -1}})
     EXPECT_PRED2(mentions, error_of([&] { engine_of(*model_, o); }), "expected");
-  // A prompt as long as the context is read where nothing is asked for.
+  // A prompt as long as the context is read where nothing is asked for, a longer one never.
   Engine whole = engine_of(*model_);
   r = {}, r.prompt = std::vector<int32_t>(12, 1), r.options.max_new = 0;
   whole.add(r);
@@ -304,6 +304,9 @@ TEST_F(OneEngine, WhatIsRefused) {
   r.prompt.resize(11), r.options.max_new = 1, r.options.stop_at_eot = false;
   const int64_t last = whole.add(r);
   EXPECT_EQ(run(whole)[last].ids.size(), 1u);
+  r.prompt.resize(13, 1), r.options.max_new = 0;
+  EXPECT_PRED2(mentions, error_of([&] { whole.add(r); }),
+               "a prompt of 13 tokens and 0 new ones do not fit the model's context of 12");
 }
 
 }  // namespace

@@ -22,18 +22,19 @@ inline bool amx_permitted() {
   return permitted;
 }
 
-// Full-size tile registers for this thread while it works on a piece. oneDNN configures them too, for its own
-// shapes.
+// What the tile registers hold; at first all of them whole tiles.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Tile registers for this thread while it works on a piece. oneDNN configures them too, for its own shapes.
 class TileSession {
  public:
-  TileSession() {
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } config;
-    asm volatile("" : : "r"(&config) : "memory");
-    _tile_loadconfig(&config);
+  explicit TileSession(const TileShapes& shapes = {}) {
+    asm volatile("" : : "r"(&shapes) : "memory");
+    _tile_loadconfig(&shapes);
   }
   ~TileSession() { _tile_release(); }
   TileSession(const TileSession&) = delete;

@@ -1,27 +1,9 @@
-// Lengths as they come up in use, and lists that point outside.
+// Lists that point outside.
 #include "ops/attention/attention_case.h"
 
 namespace sps::ops {
 
 namespace {
-
-class AttentionLimits : public AttentionOn {};
-INSTANTIATE_TEST_SUITE_P(, AttentionLimits, AttentionOn::kinds(), AttentionOn::name);
-
-// A context of 4032, which no tile of 128 divides, at a width that has fast code everywhere.
-TEST_P(AttentionLimits, AContextThatNoTileDivides) {
-  AttentionCase c = standard(
-      here({.batch = 1, .length = 4032, .heads = 1, .kv_heads = 1, .head_dim = 64, .document = 1500}));
-  for (const Band band : {Band::causal(), Band{0, 64}}) {
-    c.bands[0][0] = band;
-    AttentionCall call(c, dtype());
-    call.o[0].fill(NAN), call.lse[0].fill(NAN);
-    AttentionCall want = call.reference();
-    call.forward(), want.forward();
-    SPS_EXPECT_CLOSE(call.o[0], want.o[0], tolerance(dtype(), 2));
-    SPS_EXPECT_CLOSE(call.lse[0], want.lse[0], tolerance(dtype(), 1));
-  }
-}
 
 // A document begins at or before its row, and goes on to the next document's first row: nothing else is read.
 TEST(AttentionLimitsDeathTest, DocumentsOutsideTheirSequenceAreRefused) {

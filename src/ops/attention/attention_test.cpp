@@ -166,6 +166,19 @@ TEST_P(AttentionTypes, MatchesReferenceForOneLongSequence) {
   expect_close_to_reference(sps(c, 70), dtype());
 }
 
+// A context of 4032, which no tile of 128 divides, at a width that has fast code everywhere.
+TEST_P(AttentionTypes, AContextThatNoTileDivides) {
+  const AttentionCase c = here({.batch = 1,
+                                .length = 4032,
+                                .heads = 1,
+                                .kv_heads = 1,
+                                .head_dim = 64,
+                                .document = 1500,
+                                .name = "long context"});
+  expect_close_to_reference(standard(c), dtype());
+  expect_close_to_reference(sps(c, 64), dtype());
+}
+
 TEST(Attention, SharpScoresStayExact) {  // probabilities near 0 and 1, scores of +-100s, a growing maximum
   for (const Device device : test_devices()) {
     AttentionCase c = standard({.batch = 1, .length = 130, .heads = 1, .kv_heads = 1, .head_dim = 16});

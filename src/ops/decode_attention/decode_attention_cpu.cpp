@@ -5,34 +5,27 @@
 // order. So the bits do not depend on how the work is cut, and few long sequences can be spread over many
 // threads.
 #include <cmath>
+#include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/threads.h"
-#include "ops/decode_attention/decode_attention_kernels.h"
-#include "ops/dot_lanes.h"
-#include "ops/rowwise.h"
-#include "ops/vec.h"
+#include "ops/decode_attention/decode_attention_blocks.h"
 
 namespace sps::ops {
 
 namespace {
 
-constexpr int64_t kBlock = 64, kSegment = 1024;
+using namespace decode_blocks;
+
+constexpr int64_t kSegment = 1024;
 constexpr int64_t kTileQueries = 32;  // of a piece of work, unless one position has more
 constexpr int64_t kPieces = 64;       // with fewer pieces than this, segments are pieces of their own
 
-int64_t pad(int64_t n) {
-  return (n + kFloats - 1) / kFloats * kFloats;
-}
-
-// A query, and the softmax over the keys that it has seen so far.
 struct Query {
   size_t stream;
   int64_t row, head, position, document_start;
-};
-struct Softmax {
-  float top, sum;
 };
 
 // One key head of `positions` neighbouring positions of a run.
@@ -47,95 +40,20 @@ struct Part {
   int64_t segment;
 };
 
-// out[n][j] = q[n] . k[j] for a <= j < b; q is padded with zeros, out has room for kFloats more.
-template <class T, int N>
-void scores(const float* q, int64_t q_stride, int64_t hd, const T* const* k, int64_t a, int64_t b, float* out,
-            int64_t out_stride) {
-  const int64_t whole = hd / kFloats * kFloats;
-  Floats sums[N][kFloats];
-  for (int64_t from = a; from < b; from += kFloats) {
-    const int64_t count = std::min<int64_t>(kFloats, b - from);
-    for (int64_t j = 0; j < kFloats; ++j) {
-      Floats sum[N] = {};
-      if (j < count) {
-        const T* key = k[from + j];
-        for (int64_t d = 0; d < whole; d += kFloats) {
-          const Floats v = load_floats(key + d);
-#pragma GCC unroll 4
-          for (int n = 0; n < N; ++n) sum[n] += v * load_floats(q + n * q_stride + d);
-        }
-        if (whole < hd) {
-          const Floats v = load_floats(key + whole, hd - whole);
-#pragma GCC unroll 4
-          for (int n = 0; n < N; ++n) sum[n] += v * load_floats(q + n * q_stride + whole);
-        }
-      }
-#pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) sums[n][j] = sum[n];
-    }
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) store_floats(out + n * out_stride + from, sums_of_vectors(sums[n]));
-  }
-}
-
-// o[n] += sum over a <= j < b of p[n][j] v[j], Chunks vectors of columns at a time.
-template <class T, int N, int Chunks>
-[[gnu::always_inline]] inline void add_columns(const float* p, int64_t p_stride, const T* const* v, int64_t a,
-                                               int64_t b, int64_t d, int64_t cols, float* o,
-                                               int64_t o_stride) {
-  Floats sum[N][Chunks];
-#pragma GCC unroll 4
-  for (int n = 0; n < N; ++n)
-#pragma GCC unroll 4
-    for (int c = 0; c < Chunks; ++c) sum[n][c] = load_floats(o + n * o_stride + d + c * kFloats);
-  for (int64_t j = a; j < b; ++j) {
-    Floats value[Chunks];
-#pragma GCC unroll 4
-    for (int c = 0; c < Chunks; ++c)
-      value[c] = cols < kFloats ? load_floats(v[j] + d, cols) : load_floats(v[j] + d + c * kFloats);
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n)
-#pragma GCC unroll 4
-      for (int c = 0; c < Chunks; ++c) sum[n][c] += value[c] * p[n * p_stride + j];
-  }
-#pragma GCC unroll 4
-  for (int n = 0; n < N; ++n)
-#pragma GCC unroll 4
-    for (int c = 0; c < Chunks; ++c) store_floats(o + n * o_stride + d + c * kFloats, sum[n][c]);
-}
-template <class T, int N>
-void add_values(const float* p, int64_t p_stride, const T* const* v, int64_t a, int64_t b, int64_t hd,
-                float* o, int64_t o_stride) {
-  int64_t d = 0;
-  for (; d + 4 * kFloats <= hd; d += 4 * kFloats)
-    add_columns<T, N, 4>(p, p_stride, v, a, b, d, kFloats, o, o_stride);
-  for (; d < hd; d += kFloats)
-    add_columns<T, N, 1>(p, p_stride, v, a, b, d, std::min<int64_t>(kFloats, hd - d), o, o_stride);
-}
-
-[[gnu::noinline]] void scale_row(float* o, int64_t n, float factor) {
-  for (int64_t d = 0; d < n; ++d) o[d] *= factor;
-}
 // total = total * old + part * fresh
 [[gnu::noinline]] void join_rows(float* total, const float* part, int64_t n, float old, float fresh) {
   for (int64_t d = 0; d < n; ++d) total[d] = std::fma(part[d], fresh, total[d] * old);
 }
 
-float sum_of_block(const float* p) {
-  Floats sum = load_floats(p);
-  for (int64_t j = kFloats; j < kBlock; j += kFloats) sum += load_floats(p + j);
-  for (int half = kFloats / 2; half > 0; half /= 2)
-    for (int l = 0; l < half; ++l) sum[l] += sum[l + half];
-  return sum[0];
-}
-
 // Memory of a piece of work.
 struct Workspace {
-  float *q, *part, *total, *p;  // [queries, padded head_dim] each; p [kMost, kBlock + kFloats]
+  float *q, *part, *total;  // [queries, padded head_dim] each; q on tiles in their layout
+  std::byte* block;         // scores and what else a block of keys takes
   Softmax *part_state, *total_state;
 };
 
-template <class T>
+// In vectors, or on tiles.
+template <class T, bool kTiles>
 class Decode {
  public:
   Decode(const DecodeShape& shape, const DecodeStep& step, const DecodeQuerySet& queries,
@@ -145,20 +63,9 @@ class Decode {
         queries_(queries),
         keys_(keys),
         group_(shape.heads / shape.kv_heads),
-        width_(pad(shape.head_dim)) {
-    const int64_t positions = std::max<int64_t>(1, kTileQueries / (kMaxQueryStreams * group_));
-    most_ = positions * kMaxQueryStreams * group_;
-    for (size_t run = 0; run < size_t(step.runs); ++run) {
-      int64_t begin = 0, end = 0;
-      for (size_t s = 0; s < queries.size(); ++s) {
-        if (!queries[s].q || step.stream[s].count[run] == 0) continue;
-        const int64_t first = step.stream[s].begin[run], last = first + step.stream[s].count[run];
-        begin = end == 0 ? first : std::min(begin, first), end = std::max(end, last);
-      }
-      for (int64_t at = begin; at < end; at += positions)
-        for (int64_t head = 0; head < shape.kv_heads; ++head)
-          tiles_.push_back({run, at, std::min(at + positions, end), head});
-    }
+        width_(attention::round_up(shape.head_dim, kTiles ? 32 : kFloats)),
+        most_(attention::round_up(std::max(kTileQueries, int64_t(kMaxQueryStreams) * group_), 32)) {
+    for (size_t run = 0; run < size_t(step.runs); ++run) cut(run);
   }
 
   void run() const {
@@ -167,7 +74,7 @@ class Decode {
         const Tile& tile = tiles_[size_t(i)];
         const std::vector<Query> queries = queries_of(tile);
         const Workspace w = workspace(thread_scratch(ScratchSlot::kernel, workspace_bytes()));
-        load_queries(queries, w.q);
+        load_queries(queries, w);
         for (size_t n = 0; n < queries.size(); ++n) clear(w.total_state[n], w.total + int64_t(n) * width_);
         for (const Part& part : parts_of(tile, queries)) {
           attend(tile, queries, part, w);
@@ -200,7 +107,7 @@ class Decode {
       const std::vector<Query> queries = queries_of(tile);
       Workspace w = workspace(thread_scratch(ScratchSlot::kernel, workspace_bytes()));
       std::tie(w.part_state, w.part) = part_of(size_t(i));
-      load_queries(queries, w.q);
+      load_queries(queries, w);
       attend(tile, queries, pieces[size_t(i)].part, w);
     });
     parallel_for(int64_t(tiles_.size()), [&](int64_t i) {
@@ -216,17 +123,48 @@ class Decode {
   }
 
  private:
+  static constexpr int64_t kScoreStride = kBlock + kFloats;
+
+  // A run's positions, so that a tile has about kTileQueries queries. All streams' rows end together, at each
+  // position there are those of the streams that have begun.
+  void cut(size_t run) {
+    int64_t at = INT64_MAX, end = 0;
+    const auto first = [&](size_t s) { return int64_t(step_.stream[s].begin[run]); };
+    const auto there = [&](size_t s) { return queries_[s].q && step_.stream[s].count[run] > 0; };
+    for (size_t s = 0; s < queries_.size(); ++s)
+      if (there(s)) at = std::min(at, first(s)), end = first(s) + step_.stream[s].count[run];
+    while (at < end) {
+      int64_t streams = 0, stop = end;
+      for (size_t s = 0; s < queries_.size(); ++s) {
+        if (!there(s)) continue;
+        if (first(s) <= at)
+          ++streams;
+        else
+          stop = std::min(stop, first(s));
+      }
+      stop = std::min(stop, at + std::max<int64_t>(1, kTileQueries / (streams * group_)));
+      for (int64_t head = 0; head < shape_.kv_heads; ++head) tiles_.push_back({run, at, stop, head});
+      at = stop;
+    }
+  }
+
+  size_t block_bytes() const {
+#ifdef SPS_AMX
+    if constexpr (kTiles) return Tiles::bytes(width_);
+#endif
+    return 4 * size_t(kScoreStride) * sizeof(float);
+  }
   size_t workspace_bytes() const {
     const auto rows = size_t(most_);
-    return (3 * rows * size_t(width_) + 4 * size_t(kBlock + kFloats)) * sizeof(float) +
-           2 * rows * sizeof(Softmax);
+    return 3 * rows * size_t(width_) * sizeof(float) + block_bytes() + 2 * rows * sizeof(Softmax);
   }
   Workspace workspace(std::byte* memory) const {
     Workspace w{};
     const int64_t rows = most_ * width_;
     w.q = reinterpret_cast<float*>(memory);
-    w.part = w.q + rows, w.total = w.part + rows, w.p = w.total + rows;
-    w.part_state = reinterpret_cast<Softmax*>(w.p + 4 * (kBlock + kFloats));
+    w.part = w.q + rows, w.total = w.part + rows;
+    w.block = reinterpret_cast<std::byte*>(w.total + rows);
+    w.part_state = reinterpret_cast<Softmax*>(w.block + block_bytes());
     w.total_state = w.part_state + most_;
     return w;
   }
@@ -266,14 +204,30 @@ class Decode {
     }
     return parts;
   }
-  void load_queries(const std::vector<Query>& queries, float* to) const {
-    for (const Query& q : queries) {
-      const T* from = queries_[q.stream].q.template row<T>(q.row) + q.head * shape_.head_dim;
-      for (int64_t d = 0; d < width_; ++d)
-        to[d] = d < shape_.head_dim ? shape_.scale * to_f32(from[d]) : 0.0F;
-      to += width_;
+  void load_queries(const std::vector<Query>& queries, const Workspace& w) const {
+    const auto numbers = [&](size_t n) {
+      const Query& q = queries[n];
+      return queries_[q.stream].q.template row<T>(q.row) + q.head * shape_.head_dim;
+    };
+#ifdef SPS_AMX
+    if constexpr (kTiles) {
+      Tiles tiles(w.block, shape_.head_dim, width_, int64_t(queries.size()));
+      for (size_t n = 0; n < queries.size(); n += Tiles::kQueries)
+        tiles.load_queries(std::min(Tiles::kQueries, int64_t(queries.size() - n)), tile_queries(w, n),
+                           [&](int64_t i) { return numbers(n + size_t(i)); });
+      return;
     }
+#endif
+    float* to = w.q;
+    for (size_t n = 0; n < queries.size(); ++n, to += width_)
+      for (int64_t d = 0; d < width_; ++d)
+        to[d] = d < shape_.head_dim ? shape_.scale * to_f32(numbers(n)[d]) : 0.0F;
   }
+#ifdef SPS_AMX
+  bf16* tile_queries(const Workspace& w, size_t n) const {
+    return reinterpret_cast<bf16*>(w.q) + Tiles::query_numbers(int64_t(n), width_);
+  }
+#endif
 
   // The softmax of the tile's queries over one segment, into w.part.
   void attend(const Tile& tile, const std::vector<Query>& queries, const Part& part,
@@ -297,6 +251,11 @@ class Decode {
       for (int64_t j = std::max(begin, block); j < std::min(end, block + kBlock); ++j)
         prefetch(rows[j - block], shape_.head_dim);
     };
+#ifdef SPS_AMX
+    [[maybe_unused]] Tiles tiles(w.block, shape_.head_dim, width_, int64_t(queries.size()));
+    std::optional<TileSession> session;
+    if constexpr (kTiles) session.emplace(tiles.shapes());
+#endif
     bool which = false;
     if (begin < end) find(begin / kBlock * kBlock, which);
     for (int64_t block = begin / kBlock * kBlock; block < end; block += kBlock, which = !which) {
@@ -305,27 +264,43 @@ class Decode {
       const T *const *k = keys[which], *const *v = values[which];
       ask_for(block, v);
       if (block + kBlock < end) find(block + kBlock, !which), ask_for(block + kBlock, keys[!which]);
-      for (size_t n = 0; n < queries.size();) {
-        const auto inside = [&](size_t i) {
-          return KeyInterval{std::max(seen[i].begin, block) - block,
-                             std::min(seen[i].end, block + kBlock) - block};
-        };
-        const KeyInterval at = inside(n);
-        size_t same = 1;
-        while (same < 4 && n + same < queries.size() && inside(n + same).begin == at.begin &&
-               inside(n + same).end == at.end)
-          ++same;
-        if (same == 3) same = 2;
-        if (at.begin < at.end) {
-          if (same == 4)
-            block_of<4>(n, at, k, v, w);
-          else if (same == 2)
-            block_of<2>(n, at, k, v, w);
-          else
-            block_of<1>(n, at, k, v, w);
-        }
-        n += same;
+      const auto inside = [&](size_t i) {
+        return KeyInterval{std::max(seen[i].begin, block) - block,
+                           std::min(seen[i].end, block + kBlock) - block};
+      };
+#ifdef SPS_AMX
+      if constexpr (kTiles) {
+        tiles.load_keys(std::max(begin, block) - block, std::min(end, block + kBlock) - block, k, v);
+        for (size_t n = 0; n < queries.size(); n += Tiles::kQueries)
+          tiles.attend(
+              std::min(Tiles::kQueries, int64_t(queries.size() - n)), tile_queries(w, n), shape_.scale,
+              [&](int64_t i) { return inside(n + size_t(i)); }, w.part_state + n,
+              w.part + int64_t(n) * width_);
+        continue;
       }
+#endif
+      in_vectors(queries.size(), inside, k, v, w);
+    }
+  }
+  template <class Inside>
+  void in_vectors(size_t queries, Inside&& inside, const T* const* k, const T* const* v,
+                  const Workspace& w) const {
+    for (size_t n = 0; n < queries;) {
+      const KeyInterval at = inside(n);
+      size_t same = 1;
+      while (same < 4 && n + same < queries && inside(n + same).begin == at.begin &&
+             inside(n + same).end == at.end)
+        ++same;
+      if (same == 3) same = 2;
+      if (at.begin < at.end) {
+        if (same == 4)
+          block_of<4>(n, at, k, v, w);
+        else if (same == 2)
+          block_of<2>(n, at, k, v, w);
+        else
+          block_of<1>(n, at, k, v, w);
+      }
+      n += same;
     }
   }
 
@@ -354,25 +329,13 @@ class Decode {
   // Queries n .. n + N - 1 see keys [at.begin, at.end) of the block.
   template <int N>
   void block_of(size_t n, KeyInterval at, const T* const* k, const T* const* v, const Workspace& w) const {
-    constexpr int64_t stride = kBlock + kFloats;
-    scores<T, N>(w.q + int64_t(n) * width_, width_, shape_.head_dim, k, at.begin, at.end, w.p, stride);
-    for (int i = 0; i < N; ++i) {
-      float* p = w.p + i * stride;
-      Softmax& state = w.part_state[n + size_t(i)];
-      float top = state.top;
-      for (int64_t j = at.begin; j < at.end; ++j) top = std::max(top, p[j]);
-      for (int64_t j = 0; j < kBlock; ++j)
-        if (j < at.begin || j >= at.end) p[j] = -INFINITY;
-      // Where every score is -inf there is nothing to subtract; a NaN comes out as one either way.
-      const float base = top == -INFINITY ? 0.0F : top;
-      for_lanes(kBlock, [&](int64_t j, auto mask) {
-        store_lanes(p + j, fast_exp(load_lanes(p + j, mask) - base), mask);
-      });
-      const float old = state.top == -INFINITY ? 0.0F : fast_exp(state.top - base);
-      state = {top, std::fma(state.sum, old, sum_of_block(p))};
-      scale_row(w.part + (int64_t(n) + i) * width_, width_, old);
-    }
-    add_values<T, N>(w.p, stride, v, at.begin, at.end, shape_.head_dim, w.part + int64_t(n) * width_, width_);
+    auto* const p = reinterpret_cast<float*>(w.block);
+    scores<T, N>(w.q + int64_t(n) * width_, width_, shape_.head_dim, k, at.begin, at.end, p, kScoreStride);
+    for (int i = 0; i < N; ++i)
+      scale_row(w.part + (int64_t(n) + i) * width_, width_,
+                weights_of_block(p + i * kScoreStride, at, w.part_state[n + size_t(i)]));
+    add_values<T, N>(p, kScoreStride, v, at.begin, at.end, shape_.head_dim, w.part + int64_t(n) * width_,
+                     width_);
   }
 
   void join(const Workspace& w, const Softmax* part_state, const float* part, size_t n) const {
@@ -391,8 +354,12 @@ class Decode {
       const Query& q = queries[n];
       T* to = queries_[q.stream].o.template row<T>(q.row) + q.head * shape_.head_dim;
       const float* from = w.total + int64_t(n) * width_;
+#ifdef SPS_AMX
+      if constexpr (kTiles) Tiles::in_order(std::exchange(from, w.q), width_, w.q);
+#endif
       const float sum = w.total_state[n].sum, factor = sum == 0 ? 0.0F : 1 / sum;
-      for (int64_t d = 0; d < shape_.head_dim; ++d) to[d] = from_f32<T>(from[d] * factor);
+      // Tiles leave zeros of either sign, which depends on the query's neighbours.
+      for (int64_t d = 0; d < shape_.head_dim; ++d) to[d] = from_f32<T>(from[d] * factor + 0.0F);
     }
   }
 
@@ -401,7 +368,7 @@ class Decode {
   const DecodeQuerySet& queries_;
   const DecodeKeySets& keys_;
   const int64_t group_, width_;
-  int64_t most_ = 0;  // queries of a tile
+  const int64_t most_;  // queries of a tile, in whole 32
   std::vector<Tile> tiles_;
 };
 
@@ -426,7 +393,10 @@ void keep_rows(int64_t hd, const DecodeStep& step, const DecodeKeys& keys) {
 void decode_attention_cpu(const DecodeShape& shape, const DecodeStep& step, const DecodeQuerySet& queries,
                           const DecodeKeySets& keys) {
   const DType act = queries[0].q ? queries[0].q.dtype : queries[1].q.dtype;
-  with_type(act, [&](auto zero) { Decode<decltype(zero)>(shape, step, queries, keys).run(); });
+#ifdef SPS_AMX
+  if (act == DType::bf16 && amx_permitted()) return Decode<bf16, true>(shape, step, queries, keys).run();
+#endif
+  with_type(act, [&](auto zero) { Decode<decltype(zero), false>(shape, step, queries, keys).run(); });
 }
 
 void keep_keys_cpu(int64_t head_dim, const DecodeStep& step, const DecodeKeys& keys) {

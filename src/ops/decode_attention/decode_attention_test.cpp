@@ -75,6 +75,9 @@ std::vector<Case> cases() {
        {true, true},
        20},
       {"wide_groups", 8, 2, 128, two(all, all), {300, 257}, 90, 64, {true, true}, 20},
+      // Alone in a step three and four queries read a key, in pieces of prompts many.
+      {"groups_of_three", 6, 2, 32, two(all, nothing), {150, 66}, 50, 64, {true, false}},
+      {"groups_of_four", 8, 2, 64, two(beside({0, 90}, kNone), nothing), {200, 65}, 0, 24, {true, false}},
       // On a GPU: more texts than a warp has lanes, more chunks than there are warps; whole chunks in a ring;
       // pages that begin and end within a chunk.
       {"many_texts",

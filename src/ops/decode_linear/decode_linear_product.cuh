@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kWarp* kFeatureWarps* kPartWarps) product_kern
     }
   } else {
     copy_async_wait_groups<kDepth>();  // the gain: a thread multiplies by what it has copied itself
-    constexpr int kAtOnce = 8;         // fours that a thread asks for together, row by row
+    constexpr int kAtOnce = 4;         // fours that a thread asks for together, row by row
     int r = 4 * tid < columns ? 0 : p.rows, c = 4 * tid;
 #pragma unroll 1
     while (r < p.rows) {

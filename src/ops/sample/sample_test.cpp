@@ -102,6 +102,25 @@ TEST(Sample, EveryDeviceDrawsTheCpusIds) {
       }
 }
 
+// More ids than there are, than may be drawn or than there are with a chance: all of them.
+TEST(Sample, TopKBeyondWhatThereIsIsNone) {
+  for (const Device device : test_devices())
+    for (const int64_t vocab : {1, 29, 300, 5000}) {
+      Case none = mixed_case(vocab, 4);
+      for (SampleRow& row : none.rows) row.top_k = 0;
+      const auto want = run(Device::cpu, none);
+      for (const int64_t k : {vocab, vocab + 1, int64_t{100'000}, kMostIds}) {
+        Case c = mixed_case(vocab, 4);
+        for (SampleRow& row : c.rows) row.top_k = int32_t(k);
+        const auto got = run(device, c);
+        for (size_t r = 0; r < want.size(); ++r) {
+          ASSERT_EQ(got[r].problem, want[r].problem);
+          EXPECT_EQ(got[r].id, want[r].id) << "vocab " << vocab << " row " << r << " k " << k;
+        }
+      }
+    }
+}
+
 // The draws of a row are its own: the same with others beside it, and with none.
 TEST(Sample, CompanyChangesNothing) {
   for (const Device device : test_devices()) {
