@@ -14,7 +14,7 @@ struct WarpShared {
   alignas(128) char v[attention::tile_bytes<D>(kChunk)];
   alignas(16) bf16 query[kQueryTile * kQueryRow];  // turned
   alignas(16) bf16 own[kMaxKeySets][2][D];         // this step's keys, turned, and values
-  RunInfo run[2];                                  // of the item that is worked on, and of the next one
+  RunInfo run;                                     // that is worked on
 };
 
 // Lives in the registers of a warp, whose lanes are together in every call. p may lie in any memory.
@@ -37,13 +37,8 @@ class SplitWarp {
   __device__ int start(Share share) {
     count_ = cursor_.start(p_, partials_, share);
     if (count_ == 0) return 0;
-    cursor_.enter(p_, shared_.run[0]);
-    meet_item();
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      ask<kTurns ? From::cached_or_zero : From::cached>(half != 0);
-      copy_async_group();
-    }
+    cursor_.enter(p_, shared_.run);
+    ask_item<kTurns ? From::cached_or_zero : From::cached>();
     return count_;
   }
 
@@ -51,44 +46,47 @@ class SplitWarp {
   // values and the next one's keys.
   template <class Ready>
   __device__ int finish(Ready&& ready) {
-    int tiles = 0, in_tile = 0;
+    constexpr From kFrom = kTurns ? From::cached_or_zero : From::both;
+    int tiles = 0;
     uint32_t q[1][D / 16][2];
 #pragma unroll 1
-    for (int n = 0; n < count_; ++n) {
-      item_ = cursor_.item(p_, partials_, info_);
-      if (in_tile == 0) {
-        meet_tile();
-        prepare(ready, q[0]);
-        if (!kTurns && n == 0) ask_for_step_rows();
-      }
-      const bool more = n + 1 < count_;
-      Chunk chunk;
+    for (bool first = true; count_ > 0; first = false) {
+      item_ = cursor_.item(p_, partials_);
+      meet_tile();
+      prepare(ready, q[0]);
+      if (!kTurns && first) ask_for_step_rows();
+      const int of_tile = min(count_, item_.items - item_.nth);
 #pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-        const bool values = half != 0;
-        copy_async_wait_groups<1>();
-        __syncwarp();
-        if (item_.set >= 0) {
-          if constexpr (kTurns) place_own(item_.set, values);
-          values ? add_up(item_.set, chunk) : weigh(item_.set, q, chunk);
+      for (int left = of_tile - 1; left >= 0; --left) {
+        item_.nth = cursor_.nth(), item_.set = cursor_.at().set, item_.chunk = cursor_.at().chunk;
+        Chunk chunk;
+#pragma unroll 1
+        for (int half = 0; half < 2; ++half) {
+          const bool values = half != 0;
+          copy_async_wait_groups<1>();
+          __syncwarp();
+          if (item_.set >= 0) {
+            if constexpr (kTurns) place_own(item_.set, values);
+            values ? add_up(item_.set, chunk) : weigh(item_.set, q, chunk);
+          }
+          __syncwarp();  // they have been read
+          if (left > 0) {
+            if (!values) cursor_.next(shared_.run), find_keys();
+            ask<kFrom>(values);
+          }
+          copy_async_group();
         }
-        __syncwarp();  // they have been read
-        if (more) {
-          if (!values) go_on();
-          ask<kTurns ? From::cached_or_zero : From::both>(values);
-        }
-        copy_async_group();
       }
-      ++in_tile;
-      if (more && cursor_.tile(p_, partials_) == item_.tile) continue;
-      if (is_last(in_tile)) {
+      count_ -= of_tile;
+      if (is_last(of_tile)) {
         ++tiles;
-#pragma unroll 1
-        for (int query = 0; query < live_; ++query) join_chunks(query);
+        join_chunks();
         if constexpr (kTurns) hand_on_keys();
       }
-      in_tile = 0;
+      if (count_ == 0) break;
       __syncwarp();  // what the tile left in shared memory has been read
+      if (!cursor_.next_tile(p_, partials_, shared_.run)) cursor_.enter(p_, shared_.run);
+      ask_item<kFrom>();
     }
     return tiles;
   }
@@ -101,33 +99,35 @@ class SplitWarp {
   };
 
   __device__ const RunInfo& run() const {
-    return shared_.run[item_.info];
+    return shared_.run;
   }
 
-  // The next item becomes the one that is asked for.
-  __device__ void go_on() {
-    if (!cursor_.next(p_, partials_, shared_.run[info_])) {
-      info_ ^= 1;  // nobody reads the other one: an item's run is the asked one's, or the one before
-      cursor_.enter(p_, shared_.run[info_]);
-    }
-    meet_item();
-  }
-  __device__ void meet_item() {
+  // Where the keys are that the cursor stands at.
+  __device__ void find_keys() {
     const Item at = cursor_.at();
     if (at.set < 0) return;
-    const RunInfo& run = shared_.run[info_];
-    if (ChunkCopy<D>::is_whole(p_, run, at))
-      copy_.set_whole(cursor_.chunk_row(p_, run) + cursor_.key_head(partials_) * p_.set[at.set].rows);
+    if (ChunkCopy<D>::is_whole(p_, run(), at))
+      copy_.set_whole(cursor_.chunk_row(p_, run()) + cursor_.key_head(partials_) * p_.set[at.set].rows);
     else
-      copy_.set_parts(p_, run, at, cursor_.key_head(partials_));
+      copy_.set_parts(p_, run(), at, cursor_.key_head(partials_));
   }
-  // Its keys, or values.
+  // Those keys, or their values.
   template <From kFrom>
   __device__ void ask(bool values) {
     const int set = cursor_.at().set, key_head = cursor_.key_head(partials_);
     if (set < 0) return;
     const auto rows = values ? values_of<uint16_t>(p_, set, key_head) : keys_of<uint16_t>(p_, set, key_head);
     copy_.template issue<kFrom>(rows, values ? shared_.v : shared_.k);
+  }
+  // Both, in two groups.
+  template <From kFrom>
+  __device__ void ask_item() {
+    find_keys();
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      ask<kFrom>(half != 0);
+      copy_async_group();
+    }
   }
   // For what start() asked for.
   __device__ void ask_for_step_rows() {
@@ -386,28 +386,38 @@ class SplitWarp {
     return __shfl_sync(~0U, there, 0) == items;
   }
 
-  // Joins the chunks of one of the tile's queries and writes its row. A lane has every 32nd column; a chunk's
-  // factors are made by one lane. What many chunks have left is
-  // asked for at once.
-  __device__ void join_chunks(int query) const {
-    constexpr int kColumns = D / 32, kAtOnce = D <= 64 ? 24 : 16;
+  // Joins the tile's chunks and writes its rows, query by query, 32 chunks at a time: their sums come where
+  // keys, or values, were, the next ones meanwhile. A lane makes one chunk's factors and joins every 32nd
+  // column.
+  __device__ void join_chunks() {
+    constexpr int kColumns = D / 32, kAtOnce = 32;
+    static_assert(kAtOnce * D * sizeof(float) == sizeof(shared_.k));
+    static_assert(kAtOnce * sizeof(float4) <= sizeof(shared_.query));
     const int chunks = run().all_chunks();
-    const auto* const softmax = reinterpret_cast<const float2*>(partials_.softmax(item_.tile, query));
-    const float* const sums = partials_.sums(item_.tile, query) + lane_;
+    const auto fetch = [&](int query, int base, bool odd) {
+      const auto* const from = reinterpret_cast<const char*>(partials_.sums(item_.tile, query) + base * D);
+      char* const to = odd ? shared_.v : shared_.k;
+      const int bytes = min(chunks - base, kAtOnce) * D * int(sizeof(float));
+#pragma unroll 1
+      for (int i = lane_ * 16; i < bytes; i += 32 * 16) copy_async_16(to + i, from + i, true);
+    };
+    auto* const factors = reinterpret_cast<float4*>(shared_.query);
     Softmax state;
     float total[kColumns] = {};
+    if (live_ > 0) fetch(0, 0, false);
+    copy_async_group();
+    bool odd = false;
 #pragma unroll 1
-    for (int base = 0; base < chunks; base += kAtOnce) {
-      const int here = min(chunks - base, kAtOnce), mine = base + min(lane_, here - 1);
-      const float2 fresh = __ldcg(softmax + mine);
-      float sum[kAtOnce][kColumns];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) sum[i][c] = i < here ? __ldcg(sums + (base + i) * D + 32 * c) : 0;
-      const Item item = run().item(mine);
-      const bool touches = lane_ < here && seen(item.set, query).touches(item.chunk * kChunk, kChunk);
-      const unsigned sees = __ballot_sync(~0U, int(touches));
+    for (int query = 0, base = 0; query < live_; odd = !odd) {
+      const int here = min(chunks - base, kAtOnce), now = query, first = base;
+      const bool ends = first + kAtOnce >= chunks;
+      const auto* const softmax = reinterpret_cast<const float2*>(partials_.softmax(item_.tile, now)) + first;
+      const float2 fresh = lane_ < here ? __ldcg(softmax + lane_) : make_float2(-INFINITY, 0);
+      ends ? (++query, base = 0) : base += kAtOnce;
+      if (query < live_) fetch(query, base, !odd);
+      copy_async_group();
+      const Item item = run().item(first + lane_);
+      const bool touches = lane_ < here && seen(item.set, now).touches(item.chunk * kChunk, kChunk);
       float top = touches ? fresh.x : -INFINITY;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
@@ -416,28 +426,32 @@ class SplitWarp {
       }
       top = fmaxf(state.top, top);
       const float above = __shfl_up_sync(~0U, top, 1);
-      const Factors mine_f = factors_of(lane_ == 0 ? state.top : above, fresh.x, top);
+      const Factors mine = factors_of(lane_ == 0 ? state.top : above, fresh.x, top);
       state.top = __shfl_sync(~0U, top, 31);
+      factors[lane_] = {mine.old, mine.now, fresh.y, touches ? 1.0F : 0.0F};
+      copy_async_wait_groups<1>();
+      __syncwarp();
+      const float* sums = reinterpret_cast<const float*>(odd ? shared_.v : shared_.k) + lane_;
+#pragma unroll 4
+      for (int i = 0; i < here; ++i, sums += D) {
+        const float4 of_chunk = factors[i];
+        if (of_chunk.w == 0) continue;  // the query sees none of its keys
+        const Factors f{of_chunk.x, of_chunk.y};
+        state.sum = f.join(state.sum, of_chunk.z);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (i % 4 == 0 && i >= here) break;  // none sees a chunk that is not there
-        const Factors f{__shfl_sync(~0U, mine_f.old, i), __shfl_sync(~0U, mine_f.now, i)};
-        const float of_chunk = __shfl_sync(~0U, fresh.y, i);
-        const bool seen_by = (sees >> i & 1) != 0;
-        const float weights = f.join(state.sum, of_chunk);
-        state.sum = seen_by ? weights : state.sum;
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const float joined = f.join(total[c], sum[i][c]);
-          total[c] = seen_by ? joined : total[c];
-        }
+        for (int c = 0; c < kColumns; ++c) total[c] = f.join(total[c], sums[32 * c]);
       }
-    }
-    bf16* const o = output_row(query);
-    const float share = share_of(state.sum);
+      __syncwarp();  // all of it has been read
+      if (!ends) continue;
+      bf16* const o = output_row(now);
+      const float share = share_of(state.sum);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      if (lane_ + 32 * c < p_.head_dim) o[lane_ + 32 * c] = from_float<bf16>(__fmul_rn(total[c], share));
+      for (int c = 0; c < kColumns; ++c) {
+        if (lane_ + 32 * c < p_.head_dim) o[lane_ + 32 * c] = from_float<bf16>(__fmul_rn(total[c], share));
+        total[c] = 0;
+      }
+      state = {};
+    }
   }
 
   // Hands this step's keys on: turned to who reads them later in the step, and to their caches. When all of
@@ -470,7 +484,6 @@ class SplitWarp {
   int count_ = 0;              // items
   WorkItem item_;              // that is worked on
   ItemCursor<kTurns> cursor_;  // at the item whose keys were asked for last
-  int info_ = 0;               // which RunInfo tells of its run
   ChunkCopy<D> copy_;          // of its keys and values
   // Of the tile that is worked on; the stream is -1 where there is no query.
   int live_ = 0;
