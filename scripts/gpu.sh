@@ -16,7 +16,7 @@ summary=()
 note() { summary+=("$*"); echo "gpu: $* ($((SECONDS - started)) s)"; }
 
 rooms=(rows embedding rmsnorm rope swiglu gates fold_gain adamw clip linear swiglu_linear linear_rmsnorm cross_entropy attention
-  decode_attention decode_linear sample)
+  decode_attention decode_linear decode_program sample)
 programs=(sps_tensor_test)
 for room in "${rooms[@]}"; do programs+=("sps_ops_${room}_test"); done
 programs+=(sps_optim_test sps_model_test model_torch_test sps_train_test sps_score_test sps_infer_test convert_test)

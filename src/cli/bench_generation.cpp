@@ -66,7 +66,7 @@ void take_turn(const BenchSubject& subject, const StepTraffic& traffic, const Ge
                int64_t batch, int64_t tokens, int64_t most, uint64_t seed, GenerationTimes& times) {
   EngineOptions options;
   options.max_sequences = batch, options.step_rows = bench.rows_of(batch);
-  options.int8 = subject.int8();
+  options.int8 = subject.int8(), options.program = bench.program;
   const int64_t pages = (bench.prompt + most + options.page - 1) / options.page;
   options.cache_tokens = batch * pages * options.page;
   std::unique_ptr<Engine> engine;

@@ -114,6 +114,7 @@ Json report(const InferenceArguments& args, DType dtype, Device device,
          {"dtype", dtype_name(dtype)},
          {"weights", args.weights.empty() ? std::string(dtype_name(dtype)) : args.weights},
          {"prompt", args.bench.prompt}};
+  if (args.decode && gpu) j["chain"] = !args.bench.program;
   j["rounds"] = args.bench.rounds;
   if (args.bench.ceiling) j["ceiling"] = gpu ? "memory copied" : "memory read";
   j["results"] = Json::array();
@@ -258,6 +259,9 @@ void add(CLI::App* bench, bool decode, const char* name, const char* text) {
     cmd->add_option("--weights", args->weights, "int8: products read 8 bits (CPU, bf16); otherwise as dtype")
         ->check(CLI::IsMember({"int8"}));
   add_threads_option(cmd, args->threads);
+  if (decode)
+    cmd->add_flag("!--chain", args->bench.program,
+                  "On a GPU: a kernel for every operation of a step, where one for many of them is the rule");
   if (decode) cmd->add_flag("!--no-ceiling", args->bench.ceiling, "Skip measuring the memory's ceiling");
   cmd->add_option("--json", args->json,
                   "Also write the figures to this file; - prints them instead of the table");

@@ -10,6 +10,8 @@ namespace sps {
 
 namespace {
 
+constexpr int64_t kStageCalls = 12;  // of a program, for a stage of the plan; more go beside it
+
 DecoderOptions filled_in(DecoderOptions o, const ModelConfig& c) {
   SPS_CHECK(o.slots > 0 && o.page > 0 && o.pages >= 0 && o.step_rows >= 0);
   if (o.pages == 0) o.pages = o.slots * ((c.context + o.page - 1) / o.page);
@@ -115,9 +117,23 @@ void Decoder::issue() {
   const auto pass = [this] {
     forward();
     readout();
+    device();  // the program's end
   };
   if (ex_.device == Device::cpu || !options_.graphs || lists_.longest > 1) return pass();
-  graphs_.run(ex_, {lists_.runs, x_rows_, p_rows_, int64_t(picks_.size())}, pass);
+  graphs_.run(
+      ex_, {lists_.runs, x_rows_, p_rows_, int64_t(picks_.size())}, pass,
+      [&](StreamGraph& graph, std::optional<ops::DecodeProgram>& program) {
+        // Its products are of few rows: with more, attention alone would be left to it.
+        if (options_.program && x_rows_ + p_rows_ <= ops::kMostProgramRows && ops::DecodeProgram::usable(ex_))
+          program.emplace(ex_, kStageCalls * int64_t(plan_.stages.size() + 1));
+        program_ = program ? &*program : nullptr;
+        const struct Reset {
+          ops::DecodeProgram*& program;
+          ~Reset() { program = nullptr; }
+        } reset{program_};
+        graph.record(ex_, pass);
+        if (program) program->upload();
+      });
 }
 
 void Decoder::put_lists(std::span<const Run> runs) {

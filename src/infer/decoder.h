@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <variant>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "model/parameters.h"
 #include "model/rope_tables.h"
 #include "ops/decode_linear/decode_linear.h"
+#include "ops/decode_program/decode_program.h"
 #include "tensor/device.h"
 #include "tensor/graph.h"
 
@@ -39,6 +41,8 @@ struct DecoderOptions {
   // keys before it.
   bool share_prefixes = true;
   bool graphs = true;  // on a GPU; they change no bit
+  bool program =
+      true;  // graphs of a few kernels that run many operations each, where a GPU has them; the same
   // Products read these in place of the store's rounded weights: on a CPU, in bf16. They must outlive the
   // decoder.
   const Int8Weights* int8 = nullptr;
@@ -135,9 +139,15 @@ class Decoder {
     return ids.subspan(size_t(page * options_.page), size_t(options_.page));
   }
 
+  // For matrix products: a parameter, or some rows of it.
+  using Weight = std::variant<Tensor, ops::Int8Matrix>;
+
   // The step that the lists describe, by a graph where there is one.
   void issue();
   void forward();
+  const Exec& device();  // for operations: what the program has so far goes before them
+  template <class Add>
+  bool in_program(const Weight& weight, Add&& add);
   void start_prediction();
   template <class SubLayer>
   void each(bool x, bool p, bool alike, SubLayer&& sub_layer);
@@ -166,8 +176,6 @@ class Decoder {
 
   const BlockParameters& state_block(int64_t j) const { return j < 0 ? kNoBlock : params_.state[size_t(j)]; }
   const BlockParameters& pred_block(int64_t i) const { return i < 0 ? kNoBlock : params_.pred[size_t(i)]; }
-  // For matrix products: a parameter, or some rows of it.
-  using Weight = std::variant<Tensor, ops::Int8Matrix>;
   Weight weight(int i) const;
   Weight weight(int i, int64_t from, int64_t count) const;
   void product(const ops::DecodeRows& x, const Weight& weight, Tensor y, Tensor rest = {});
@@ -196,12 +204,14 @@ class Decoder {
     int64_t runs, x_rows, p_rows, picks;
     auto operator<=>(const Counts&) const = default;
   };
-  StreamGraphs<Counts> graphs_{64};
+  StreamGraphs<Counts, std::optional<ops::DecodeProgram>> graphs_{64};  // programs' memory is named in them
 
   Arena memory_;
   Buffers b_;
   Bytes staged_, on_device_;  // the step's lists
   StreamMark lists_copied_;
+
+  ops::DecodeProgram* program_ = nullptr;  // while a graph is recorded
 
   // The step under way.
   int64_t x_rows_ = 0, p_rows_ = 0;

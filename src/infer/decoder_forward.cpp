@@ -70,7 +70,7 @@ void Decoder::lay_out(Arena& arena) {
 
 void Decoder::forward() {
   const ModelConfig& c = plan_.config;
-  ops::embedding_forward(ex_, tokens_.first(size_t(x_rows_)), master(params_.embed), {},
+  ops::embedding_forward(device(), tokens_.first(size_t(x_rows_)), master(params_.embed), {},
                          rows(b_.residual, c.state.width, c.pred.width).x);
   if (p_rows_ > 0 && c.pred_input != PredInput::state) start_prediction();
   kept_.assign(keys_.size(), false);
@@ -108,7 +108,7 @@ void Decoder::forward() {
     if (!kept_[i] && (!pred || p_rows_ > 0))
       rest.push_back({keys_[i].k, keys_[i].v, pred ? 1 : 0, caches_.cache(i)});
   }
-  ops::keep_keys(ex_, c.head_dim, lists_, rest);
+  if (!rest.empty()) ops::keep_keys(device(), c.head_dim, lists_, rest);
 }
 
 // Runs a sub-layer for the streams that take part: once for the rows of both where it is the same for them.
@@ -125,19 +125,19 @@ void Decoder::start_prediction() {
   const auto tokens = tokens_.subspan(size_t(x_rows_));
   switch (c.pred_input) {
     case PredInput::row:
-      ops::copy_rows(ex_, master(params_.embed).rows_from(c.pred_row, 1), residual.p);
+      ops::copy_rows(device(), master(params_.embed).rows_from(c.pred_row, 1), residual.p);
       break;
     case PredInput::vector:
-      ops::copy_rows(ex_, master(params_.pred_input), residual.p);
+      ops::copy_rows(device(), master(params_.pred_input), residual.p);
       break;
     case PredInput::token:
-      ops::embedding_forward(ex_, tokens, master(params_.embed), master(params_.pred_input), residual.p);
+      ops::embedding_forward(device(), tokens, master(params_.embed), master(params_.pred_input), residual.p);
       break;
     case PredInput::table:
-      ops::embedding_forward(ex_, tokens, master(params_.pred_embed), {}, residual.p);
+      ops::embedding_forward(device(), tokens, master(params_.pred_embed), {}, residual.p);
       break;
     case PredInput::state:  // the finished state of the same position
-      ops::embedding_forward(ex_, sources_, residual.x, {}, residual.p);
+      ops::embedding_forward(device(), sources_, residual.x, {}, residual.p);
       break;
   }
 }
@@ -148,7 +148,7 @@ void Decoder::norm(bool x, bool p, int gain_x, int gain_p) {
              n = rows(b_.n, c.state.width, c.pred.width), rstd = rows(b_.rstd, 1, 1);
   each(x, p, gain_x == gain_p, [&](Part part) {
     const Tensor s = of(residual, part);
-    ops::rmsnorm_forward(ex_, s, {}, master(part == Part::p ? gain_p : gain_x), eps(), s, of(n, part),
+    ops::rmsnorm_forward(device(), s, {}, master(part == Part::p ? gain_p : gain_x), eps(), s, of(n, part),
                          of(rstd, part));
   });
 }
@@ -162,16 +162,31 @@ Decoder::Weight Decoder::weight(int i, int64_t from, int64_t count) const {
   return std::visit([&](const auto& w) -> Weight { return w.rows_from(from, count); }, weight(i));
 }
 
+// Where a call goes: into the program that is being recorded, if that takes it.
+const Exec& Decoder::device() {
+  if (program_ != nullptr) program_->launch();
+  return ex_;
+}
+
+template <class Add>
+bool Decoder::in_program(const Weight& weight, Add&& add) {
+  const auto* w = std::get_if<Tensor>(&weight);
+  return program_ != nullptr && w != nullptr && add(*w);
+}
+
 void Decoder::product(const ops::DecodeRows& x, const Weight& weight, Tensor y, Tensor rest) {
-  std::visit([&](const auto& w) { ops::decode_linear(ex_, x, w, y, rest); }, weight);
+  if (in_program(weight, [&](Tensor w) { return program_->linear(x, w, y, rest); })) return;
+  std::visit([&](const auto& w) { ops::decode_linear(device(), x, w, y, rest); }, weight);
 }
 
 void Decoder::product_swiglu(const ops::DecodeRows& x, const Weight& weight, Tensor gate_up, Tensor h) {
-  std::visit([&](const auto& w) { ops::decode_linear_swiglu(ex_, x, w, gate_up, h); }, weight);
+  if (in_program(weight, [&](Tensor w) { return program_->linear_swiglu(x, w, h); })) return;
+  std::visit([&](const auto& w) { ops::decode_linear_swiglu(device(), x, w, gate_up, h); }, weight);
 }
 
 void Decoder::product_add(Tensor x, const Weight& weight, Tensor delta, Tensor s) {
-  std::visit([&](const auto& w) { ops::decode_linear_add(ex_, x, w, delta, s); }, weight);
+  if (in_program(weight, [&](Tensor w) { return program_->linear_add(x, w, s); })) return;
+  std::visit([&](const auto& w) { ops::decode_linear_add(device(), x, w, delta, s); }, weight);
 }
 
 // The residual's rows, normed by the product that takes them.
@@ -188,7 +203,7 @@ void Decoder::rotate(Tensor x, int64_t heads, int64_t block, std::span<const int
     rstd = b_.head_rstd.cols_from(0, x.rows * heads);
     rstd.rows = x.rows, rstd.cols = rstd.stride = heads;
   }
-  ops::rope_forward(ex_, x, heads, rope_.of(plan_.config, block), positions,
+  ops::rope_forward(device(), x, heads, rope_.of(plan_.config, block), positions,
                     {gain == kNoParameter ? Tensor{} : master(gain), eps()}, rstd, y);
 }
 
@@ -361,13 +376,14 @@ void Decoder::attention(size_t n_stage, Wanted asking, Wanted fresh) {
   if (fresh.x) turn(kState, Part::x, wx.k_norm, keys[kState].cache.paged || !read_elsewhere(stage));
   if (fresh.p) turn(kPred, Part::p, wp.k_norm, true);
   if (one_table && ops::decode_attention_rotates(ex_, shape, lists_, raw_queries, raw_keys, rotation)) {
-    ops::decode_attention(ex_, shape, lists_, raw_queries, raw_keys, rotation);
+    if (program_ == nullptr || !program_->attention(shape, lists_, raw_queries, raw_keys, rotation))
+      ops::decode_attention(device(), shape, lists_, raw_queries, raw_keys, rotation);
     if (fresh.x) kept_[size_t(caches_.find(KeyPair::state, stage.state))] = rotation.set[kState].keep;
     if (fresh.p) kept_[size_t(caches_.find(KeyPair::pred, stage.pred))] = true;
     return;
   }
   rotate_rows(n_stage, asking, fresh);
-  ops::decode_attention(ex_, shape, lists_, queries, keys);
+  ops::decode_attention(device(), shape, lists_, queries, keys);
 }
 
 void Decoder::attention_out(const Stage& stage, bool x, bool p) {
@@ -415,13 +431,13 @@ void Decoder::pooled(int64_t block) {
   const bool state_takes = plan_.state[size_t(block)] == Need::all;
   const auto of_state = [&](Tensor t) { return state_takes ? t : Tensor{}; };
   const ops::GateRows gates{gate(0), of_state(gate(1)), gate(2)};
-  ops::pool_forward(ex_, n.x, n.p, {master(w.pool_in), of_state(master(w.pool_state)), master(w.pool_pred)},
-                    gates, m);
+  ops::pool_forward(device(), n.x, n.p,
+                    {master(w.pool_in), of_state(master(w.pool_state)), master(w.pool_pred)}, gates, m);
   product_swiglu(m, weight(w.gate_up), gate_up, h);
   product(h, weight(w.down), f);
-  ops::scatter_forward(ex_, f, gates, of_state(delta.x), delta.p);
+  ops::scatter_forward(device(), f, gates, of_state(delta.x), delta.p);
   each(state_takes, true, true,
-       [&](Part part) { ops::add_rows(ex_, of(residual, part), of(delta, part), of(residual, part)); });
+       [&](Part part) { ops::add_rows(device(), of(residual, part), of(delta, part), of(residual, part)); });
 }
 
 Tensor Decoder::readout() {

@@ -252,16 +252,16 @@ TEST_P(DecoderTest, MastersThatProductsAloneReadAreNotMissed) {
 }
 
 // Batches that grow and shrink, so that counts of rows come again; scratch that has moved in between.
-TEST_P(DecoderTest, GraphsChangeNothing) {
+TEST_P(DecoderTest, GraphsAndProgramsChangeNothing) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const auto model = dense_model(config_, ops::Backend{Device::cuda, dtype});
-    Logits made[2][2];
-    for (const bool graphs : {false, true}) {
+    Logits made[3][2];
+    for (const int mode : {0, 1, 2}) {
       DecoderOptions options = small();
-      options.graphs = graphs;
+      options.graphs = mode > 0, options.program = mode > 1;
       Decoder decoder(config_, model->parameters(), model->store(), options);
-      for (Logits& logits : made[graphs]) {
+      for (Logits& logits : made[mode]) {
         logits = decode(decoder, texts_, schedules_[1]);
         // Whatever the operations asked for before lies elsewhere now.
         static size_t bytes = size_t{64} << 20;
@@ -270,37 +270,45 @@ TEST_P(DecoderTest, GraphsChangeNothing) {
           device_scratch(open_gpu(), slot, bytes);
       }
     }
-    EXPECT_TRUE(made[0][0] == made[1][0] && made[0][1] == made[1][1] && made[0][0] == made[0][1])
-        << dtype_name(dtype);
+    for (const auto& logits : made)
+      EXPECT_TRUE(logits[0] == made[0][0] && logits[1] == made[0][0]) << dtype_name(dtype);
   }
 }
 
 // Heads that attention turns itself in steps of one position, and the pieces of prompts that it does not: the
-// same bits, by graphs or without. Steps are short: few rows of both streams for a product.
+// same bits, by programs, graphs of single operations or without. Steps are short: few rows of both streams
+// for a product.
 TEST(Decoder, WiderModelsOnAGpuGiveTheSameBitsInAnyPieces) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
-  for (const auto& [family, window, qk_norm] :
-       std::vector<std::tuple<std::string, int64_t, bool>>{{"standard", kWindowAuto, true},
-                                                           {"sps", 16, false},
-                                                           {"sps", 0, true},
-                                                           {"free_pause", kWindowAuto, false},
-                                                           {"delayed_state", 5, true},
-                                                           {"sequential", kWindowAuto, true}}) {
+  struct Kind {
+    std::string family;
+    int64_t window;
+    bool qk_norm;
+    int64_t head_dim = 64;
+  };
+  for (const auto& [family, window, qk_norm, head_dim] :
+       {Kind{"standard", kWindowAuto, true}, Kind{"standard", kWindowAuto, false, 128},
+        Kind{"sps", 16, false}, Kind{"sps", 0, true}, Kind{"sps", 16, true, 96},
+        Kind{"free_pause", kWindowAuto, false}, Kind{"free_pause", kWindowAuto, true, 128},
+        Kind{"reverse_sps", 20, true}, Kind{"two_tower", kWindowAuto, true}, Kind{"delayed_state", 5, true},
+        Kind{"sequential", kWindowAuto, true}}) {
     ModelKeys keys = small_keys(family, window);
-    keys.context = 200, keys.d_model = 128, keys.heads = 2, keys.d_ffn = {320}, keys.qk_norm = qk_norm;
+    keys.context = 200, keys.d_model = 2 * head_dim, keys.heads = 2, keys.d_ffn = {320},
+    keys.qk_norm = qk_norm;
     const ModelConfig c = resolve(keys);
     std::vector<std::vector<int32_t>> texts{random_text(c, 200, 1, false), random_text(c, 170, 2, false)};
     texts[0][140] = int32_t(c.eot);
     const auto model = dense_model(c, ops::Backend{Device::cuda, DType::bf16}, 4, 0.09);
     std::vector<Logits> made;
-    for (const auto& [schedule, graphs] : std::vector<std::pair<Schedule, bool>>{
-             {{{0, 20}, {1, 1}, 1}, true}, {{{0, 20}, {1, 1}, 1}, false}, {{{0, 3}, {150, 60}, 15}, true}}) {
+    const Schedule singly{{0, 20}, {1, 1}, 1}, in_pieces{{0, 3}, {150, 60}, 15};
+    for (const auto& [schedule, graphs, program] : std::vector<std::tuple<Schedule, bool, bool>>{
+             {singly, true, true}, {singly, true, false}, {singly, false, false}, {in_pieces, true, true}}) {
       Decoder decoder(c, model->parameters(), model->store(),
-                      {.slots = 2, .page = 16, .step_rows = 32, .graphs = graphs});
+                      {.slots = 2, .page = 16, .step_rows = 32, .graphs = graphs, .program = program});
       made.push_back(decode(decoder, texts, schedule));
     }
-    EXPECT_TRUE(made[0] == made[1]) << family << " " << window;
-    for (const auto& [at, logits] : made[2])
+    EXPECT_TRUE(made[0] == made[1] && made[0] == made[2]) << family << " " << window << " " << head_dim;
+    for (const auto& [at, logits] : made[3])
       ASSERT_TRUE(logits == made[0].at(at))
           << family << " " << window << " text " << at.first << " position " << at.second;
   }

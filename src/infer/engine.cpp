@@ -19,6 +19,7 @@ DecoderOptions decoder_options(const EngineOptions& o) {
           .page = o.page,
           .step_rows = o.step_rows,
           .share_prefixes = o.share_prefixes,
+          .program = o.program,
           .int8 = o.int8};
 }
 

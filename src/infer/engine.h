@@ -23,6 +23,7 @@ struct EngineOptions {
   int64_t page = 64;           // positions of a page
   int64_t step_rows = 0;       // most positions of a step; 0: see DecoderOptions
   bool share_prefixes = true;  // see DecoderOptions
+  bool program = true;         // see DecoderOptions
   const Int8Weights* int8 = nullptr;  // see DecoderOptions
 };
 

@@ -28,6 +28,13 @@ class Matrix {
       : bytes_(size_t(rows * (stride ? stride : cols)) * dtype_size(dtype) + 64) {
     t_ = Tensor{bytes_.data(), rows, cols, stride ? stride : cols, dtype, Device::cpu};
   }
+  // A copy has memory of its own.
+  Matrix(const Matrix& other) : bytes_(other.bytes_), t_(other.t_) { t_.data = bytes_.data(); }
+  Matrix(Matrix&&) noexcept = default;
+  Matrix& operator=(const Matrix& other) { return *this = Matrix(other); }
+  Matrix& operator=(Matrix&&) noexcept = default;
+  ~Matrix() = default;
+
   operator Tensor() const { return t_; }
   const Tensor& operator*() const { return t_; }
   const Tensor* operator->() const { return &t_; }

@@ -106,6 +106,15 @@ __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, ui
       "l"(map), "r"(barrier), "r"(column), "r"(row)
       : "memory");
 }
+// The same of a tensor of three dimensions.
+__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int column,
+                                         int row, int slice) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+      "[%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(slice)
+      : "memory");
+}
 // `bytes` and both places are multiples of 16.
 __device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <utility>
+#include <variant>
 
 #include "tensor/device.h"
 #include "tensor/exec.h"
@@ -42,14 +43,18 @@ class StreamGraph {
 // Graphs of work that comes again, by a key that holds all that its launches depend on. Work whose key comes
 // for the first time is issued as it is, by which everything that it needs gets allocated; the second time it
 // is recorded, and from then on started. Graphs name places in scratch: when that has grown they are recorded
-// anew. `most` are kept, those that were used last.
-template <class Key>
+// anew. `most` are kept, those that were used last. With each graph goes an `Attached`, for what it names.
+template <class Key, class Attached = std::monostate>
 class StreamGraphs {
  public:
   explicit StreamGraphs(size_t most) : most_(most) {}
 
-  // On a GPU.
+  // On a GPU. `record` records what `issue` issues.
   void run(const Exec& ex, const Key& key, const std::function<void()>& issue) {
+    run(ex, key, issue, [&](StreamGraph& graph, Attached&) { graph.record(ex, issue); });
+  }
+  void run(const Exec& ex, const Key& key, const std::function<void()>& issue,
+           const std::function<void(StreamGraph&, Attached&)>& record) {
     const size_t growths = device_scratch_growths();
     if (std::exchange(growths_, growths) != growths)
       for (auto& [k, known] : known_) known.graph = {};
@@ -64,12 +69,13 @@ class StreamGraphs {
     }
     Known& known = found->second;
     known.last_use = uses_;
-    if (!known.graph) known.graph.record(ex, issue);
+    if (!known.graph) record(known.graph, known.attached);
     known.graph.start(ex);
   }
 
  private:
   struct Known {
+    Attached attached;
     StreamGraph graph;  // none: its work has been issued, but not recorded since scratch grew
     uint64_t last_use = 0;
   };

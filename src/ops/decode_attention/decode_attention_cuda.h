@@ -98,11 +98,6 @@ struct Partials {
 constexpr int padded_head(int head_dim) {
   return head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : 128;
 }
-// Chunks of one query, half of them of two, that are loaded together when they are joined.
-template <int D>
-constexpr int chunks_ahead() {
-  return D <= 64 ? 8 : 4;
-}
 // In the device's scratch: the same places for every call of the same shape.
 Partials partials_of(const Exec& ex, const Problem& p);
 

@@ -1,8 +1,8 @@
 // Runs of one position as warps take them. An item is a chunk of the keys that the queries of a run and key
 // head see; a warp has it to itself, from the copy to the sums, so that nothing wider than a warp ever waits.
 //
-// Items are numbered run by run, tile of queries by tile, set by set, chunk by chunk, and dealt evenly. A
-// stage of a warp's shared memory holds an item's keys and values and all that is known of it.
+// Items are numbered run by run, tile of queries by tile, set by set, chunk by chunk, and dealt evenly. Keys
+// of a warp's next item are asked for when those of the one before have been multiplied, values likewise.
 #pragma once
 
 #include "ops/decode_attention/decode_attention_tiles.cuh"
@@ -70,13 +70,13 @@ struct RunLists {
 };
 
 // What a warp knows of a run, in shared memory.
-struct RunInfo {
+struct alignas(16) RunInfo {
+  SetKeys sets[kMaxKeySets];
   int run, slot, queries;
   int row[kMaxQueryStreams], begin[kMaxQueryStreams];
   int first_asks;  // stream 0 has a query
   int own;         // bit by set: the run has a key of this step
   Interval seen[kMaxKeySets][kMaxQueryStreams];
-  SetKeys sets[kMaxKeySets];
   int first_chunk[kMaxKeySets], chunks[kMaxKeySets];
   int kept[kMaxKeySets];  // where that key goes: the cache's row of key head 0
 
@@ -130,58 +130,56 @@ struct RunInfo {
     if (fresh >= 0) return ~(row[keys.stream] + fresh);
     return cache_row(keys, p.kv_heads, p.pages + int64_t(slot) * p.per_slot, slot, head, position);
   }
-};
-
-struct WorkItem {
-  RunInfo run;
-  int key_head, first, live;  // the tile's queries: `live` from `first` on
-  int tile, items;            // its number in the whole call; its items
-  int nth;                    // of those
-  int set, chunk;             // set is -1 where nothing is seen
-
-  // By a warp, which knows the same of both.
-  __device__ void take(const WorkItem& from) {
-    constexpr int kWords = sizeof(WorkItem) / sizeof(int);
-    static_assert(kWords * sizeof(int) == sizeof(WorkItem) && kWords <= 64);
-    const int lane = int(threadIdx.x) & 31;
-    const auto* const words = reinterpret_cast<const int*>(&from);
-    const int low = words[lane], high = lane + 32 < kWords ? words[lane + 32] : 0;
-    reinterpret_cast<int*>(this)[lane] = low;
-    if (lane + 32 < kWords) reinterpret_cast<int*>(this)[lane + 32] = high;
-    __syncwarp();
+  // Of a cache of whole chunks: where a chunk begins, for key head 0. One that nobody sees may lie behind the
+  // table's end.
+  __device__ int chunk_row(const Problem& p, int set, int chunk) const {
+    const DeviceKeys& keys = p.set[set];
+    const int position = chunk * kChunk, in = int(unsigned(position) / unsigned(keys.rows));
+    const int block = keys.paged ? p.pages[int64_t(slot) * p.per_slot + min(in, p.per_slot - 1)] : slot;
+    return block * p.kv_heads * keys.rows + position - in * keys.rows;
   }
 };
 
-// Which of all items a warp takes: they are shared out over `parts` (multiprocessors), then over `subs` warps
-// of each, so that parts differ by one item at most.
+// One item; a warp's lanes all hold the same.
+struct WorkItem {
+  int tile = 0, items = 0;  // the tile's number in the whole call; its items
+  int nth = 0;              // of those
+  int key_head = 0;         // of the tile
+  int first = 0;            // its first query in the run
+  int info = 0;             // which of the warp's two RunInfo tells of its run
+  int set = -1, chunk = 0;  // set is -1 where nothing is seen
+};
+
+// Which of all items a warp takes: they are shared out over `parts` (multiprocessors), and over `subs` warps
+// of each. Where there are as many warps as tiles of queries or more, the shares end where tiles do, and each
+// tile is shared out evenly: going from tile to tile costs a warp as much as several items.
 struct Share {
   int part, parts, sub, subs;
 
-  // [begin, end) of `total` items.
-  __device__ Interval of(int total) const {
-    const Interval mine = piece(total, part, parts);
-    const Interval in_part = piece(mine.end - mine.begin, sub, subs);
-    return {mine.begin + in_part.begin, mine.begin + in_part.end};
-  }
-
- private:
-  static __device__ Interval piece(int n, int which, int of) {
-    const int each = n / of, more = n - each * of, begin = which * each + min(which, more);
-    return {begin, begin + each + int(which < more)};
-  }
+  __device__ int warps() const { return parts * subs; }
+  __device__ int warp() const { return part * subs + sub; }
 };
 
-// Walks over a range of items; a warp's lanes all hold the same. Its code comes once where it can: a warp
-// runs through most of it once, and what is not in the instruction cache costs more than what it computes.
+// Walks over a range of items; a warp's lanes all hold the same, but for rows of chunks. Its code comes once
+// where it can: a warp runs through most of it once, and what is not in the instruction cache costs more than
+// what it computes.
 template <bool kTurns>
 class ItemCursor {
  public:
   // Goes to the first item of a share; returns how many there are.
+  //
+  // With n items and W warps, the tiles before an item x take round(x W / n) warps. Share k begins at the
+  // first tile's end that takes k, or within a tile that takes more.
   __device__ int start(const Problem& p, const Partials& partials, Share share) {
-    const int lane = int(threadIdx.x) & 31, of_run = p.kv_heads * partials.tiles;
-    int n = 0, count = 0, here = 0, end = 0;  // of 32 runs: each one's items, and those up to it
+    const int lane = int(threadIdx.x) & 31, of_run = p.kv_heads * partials.tiles, warps = share.warps();
+    const int k = share.warp() + (lane & 1);  // even lanes look for the beginning, odd ones for the end
+    int n = 0, here = 0, end = 0;             // of 32 runs: each one's items of a tile, and those up to it
+    int sought = 0, run = 0, items = 1, begin = 0;  // an item, and where it is
+    int count = 0, shift = 0;                       // the products below stay within 32 bits
+    unsigned all_units = 0;
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {  // counts, then finds
+    for (int pass = 0; pass < 3; ++pass) {
+      int before = 0;
 #pragma unroll 1
       for (int base = 0; base < p.runs; base += 32) {
         if (pass == 0 || p.runs > 32) {
@@ -194,22 +192,40 @@ class ItemCursor {
           }
         }
         const int all = __shfl_sync(~0U, end, 31) * of_run;
-        if (pass == 0) {
-          n += all;
-        } else if (n >= all) {
-          n -= all;
-        } else {
-          const int who = __ffs(int(__ballot_sync(~0U, int(n < end * of_run)))) - 1;
-          items_ = __shfl_sync(~0U, here, who);
-          n -= (__shfl_sync(~0U, end, who) - items_) * of_run;
-          run_ = base + who, tile_ = int(unsigned(n) / unsigned(items_)), nth_ = n - tile_ * items_;
-          return count;
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+          const int at = __shfl_sync(~0U, sought, which) - before;
+          if (pass == 0 || at < 0 || at >= all) continue;
+          const int who = __ffs(int(__ballot_sync(~0U, int(at < end * of_run)))) - 1;
+          const int of_tile = __shfl_sync(~0U, here, who),
+                    first = before + (__shfl_sync(~0U, end, who) - of_tile) * of_run;
+          if ((lane & 1) == which) run = base + who, items = of_tile, begin = first;
         }
+        before += all;
       }
-      const Interval mine = share.of(n);
-      count = mine.end - mine.begin, n = mine.begin;
-      if (count == 0) break;
+      if (pass == 0) {
+        n = before;
+        if (n == 0) return 0;
+        shift = max(64 - __clz(n) - __clz(2 * warps) - 31, 0), all_units = unsigned(n >> shift);
+        // The item before the first place where the tiles before take k.
+        const auto unit = (unsigned(2 * k - 1) * all_units + 2 * warps - 1) / unsigned(2 * warps);
+        sought = k == 0 || k == warps ? 0 : int(unit << shift) - 1;
+      } else if (pass == 1) {
+        const auto taken = [&](int items) {
+          return int((2 * unsigned(items >> shift) * unsigned(warps) + all_units) / (2 * all_units));
+        };
+        const int from = begin + int(unsigned(sought - begin) / unsigned(items)) * items, to = from + items;
+        const int at_from = taken(from), at_to = taken(to);
+        sought = from + int(unsigned((k - at_from) * items) / unsigned(max(at_to - at_from, 1)));
+        if (k == 0) sought = 0;
+        if (k == warps) sought = n;
+        count = __shfl_sync(~0U, sought, 1) - __shfl_sync(~0U, sought, 0);
+        if (count == 0) return 0;
+      }
     }
+    run_ = __shfl_sync(~0U, run, 0), items_ = __shfl_sync(~0U, items, 0);
+    const int at = __shfl_sync(~0U, sought - begin, 0);
+    tile_ = int(unsigned(at) / unsigned(items_)), nth_ = at - tile_ * items_;
     return count;
   }
   // To the next item, of which `run` tells. False: it is another run's, which enter() is to find.
@@ -231,6 +247,7 @@ class ItemCursor {
   }
   // Reads what there is to know of the run; goes on to the first one that has items.
   __device__ void enter(const Problem& p, RunInfo& run) {
+    rows_set_ = -1;
 #pragma unroll 1
     for (;; ++run_) {
       const RunLists lists(p, run_);
@@ -240,17 +257,32 @@ class ItemCursor {
       return locate(run);
     }
   }
-  // By a warp: all of `item` but for what it knows of the run.
-  __device__ void fill(const Problem& p, const Partials& partials, WorkItem& item) const {
-    if ((int(threadIdx.x) & 31) == 0) {
-      const int key_head = partials.tiles == 1 ? tile_ : tile_ / partials.tiles,
-                first = (tile_ - key_head * partials.tiles) * kQueryTile;
-      item.key_head = key_head, item.first = first;
-      item.live = max(min(item.run.queries - first, kQueryTile), 0);
-      item.tile = run_ * p.kv_heads * partials.tiles + tile_, item.items = items_, item.nth = nth_;
-      item.set = at_.set, item.chunk = at_.chunk;
+  __device__ Item at() const {
+    return at_;
+  }
+  // The tile: its key head, its number in the whole call.
+  __device__ int key_head(const Partials& partials) const {
+    return partials.tiles == 1 ? tile_ : tile_ / partials.tiles;
+  }
+  __device__ int tile(const Problem& p, const Partials& partials) const {
+    return run_ * p.kv_heads * partials.tiles + tile_;
+  }
+  __device__ WorkItem item(const Problem& p, const Partials& partials, int info) const {
+    WorkItem item;
+    item.tile = tile(p, partials), item.items = items_, item.nth = nth_;
+    item.key_head = key_head(partials);
+    item.first = (tile_ - item.key_head * partials.tiles) * kQueryTile;
+    item.info = info, item.set = at_.set, item.chunk = at_.chunk;
+    return item;
+  }
+  // RunInfo::chunk_row() of where it stands. A lane has that of one chunk of 32 in a row.
+  __device__ int chunk_row(const Problem& p, const RunInfo& run) {
+    if (at_.set != rows_set_ || unsigned(at_.chunk - rows_chunk_) >= 32) {
+      rows_set_ = at_.set, rows_chunk_ = at_.chunk;
+      if (at_.chunk < run.first_chunk[at_.set] + 32) rows_chunk_ = run.first_chunk[at_.set];
+      rows_ = run.chunk_row(p, at_.set, rows_chunk_ + (int(threadIdx.x) & 31));
     }
-    __syncwarp();
+    return __shfl_sync(~0U, rows_, at_.chunk - rows_chunk_);
   }
 
  private:
@@ -264,76 +296,92 @@ class ItemCursor {
   int run_ = 0, tile_ = 0, nth_ = 0, items_ = 0;
   int left_ = 0;  // chunks of the set, this one and those behind it
   Item at_{-1, 0};
+  int rows_set_ = -1, rows_chunk_ = 0, rows_ = 0;
 };
 
 // Which keys are copied. Those of earlier steps may be before the kernels of this one have ended; in their
 // rows of a chunk lie zeros after `cached_or_zero`, nothing is written after `cached`.
 enum class From : uint8_t { cached, step, both, cached_or_zero };
 
-// Issues the copy of an item's keys and values by a warp; zeros for keys that nobody sees.
-template <int D, From kFrom>
-__device__ inline void copy_item(const Problem& p, const WorkItem& item, char* k_tile, char* v_tile) {
-  constexpr int kWide = D % 64 == 0 ? D / 8 : 4, kAcross = D / 8 / kWide, kRowsOfPass = 32 / kWide;
-  static_assert(kChunk == 64 && 32 % kRowsOfPass == 0);  // rows 32 apart are permuted alike
-  const int lane = int(threadIdx.x) & 31, first_key = item.chunk * kChunk;
-  const int row_of_pass = lane / kWide, chunk_of_row = lane % kWide, column = 8 * chunk_of_row;
-  const Interval keys = item.run.sets[item.set].within(item.chunk);
-  const DeviceKeys& set = p.set[item.set];
-  // Most chunks lie in one piece of a page, and all of their keys are seen: addresses differ by constants.
-  if (kFrom != From::step && set.whole_chunks && p.head_dim == D && keys.end - keys.begin == kChunk &&
-      keys.end <= item.run.begin[set.stream]) {
-    const int64_t at =
-        int64_t{item.run.where(p, item.set, item.key_head, first_key) + row_of_pass} * D + column;
-    const uint16_t *const k_from = static_cast<const uint16_t*>(set.cache_k) + at,
-                          *const v_from = static_cast<const uint16_t*>(set.cache_v) + at;
-    const int swizzled = chunk_of_row ^ attention::swizzle<D>(row_of_pass);
-#pragma unroll
-    for (int down = 0; down < kChunk; down += kRowsOfPass)
-#pragma unroll
-      for (int across = 0; across < kAcross; ++across) {
-        const int chunk = across * kWide, from = down * D + 8 * chunk,
-                  to = (down + row_of_pass) * D * 2 + ((swizzled ^ attention::swizzle<D>(down)) + chunk) * 16;
-        copy_async_16(k_tile + to, k_from + from, true);
-        copy_async_16(v_tile + to, v_from + from, true);
-      }
-    return;
+// An item's keys and values as a warp copies them; zeros for keys that nobody sees.
+template <int D>
+class ChunkCopy {
+ public:
+  // True, and nothing else to be set: the chunk lies in one piece of a page, and all of its keys are seen.
+  static __device__ bool is_whole(const Problem& p, const RunInfo& run, const Item& item) {
+    const DeviceKeys& set = p.set[item.set];
+    const Interval keys = run.sets[item.set].within(item.chunk);
+    return set.whole_chunks && p.head_dim == D && keys.end - keys.begin == kChunk &&
+           keys.end <= run.begin[set.stream];
   }
-  int where[2];
+  __device__ void set_whole(int first_row) { whole_ = true, where_[0] = first_row; }
+  __device__ void set_parts(const Problem& p, const RunInfo& run, const Item& item, int key_head) {
+    whole_ = false;
+    const Interval keys = run.sets[item.set].within(item.chunk);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int position = first_key + 32 * half + lane;
-    where[half] = keys.has(position) ? item.run.where(p, item.set, item.key_head, position) : kNowhere;
-  }
-  const auto k = keys_of<uint16_t>(p, item.set, item.key_head),
-             v = values_of<uint16_t>(p, item.set, item.key_head);
-  // Where nothing is read an address is still to be one.
-  const bool cached_keys = k.cache != nullptr;
-  const uint16_t* const k_cache = (cached_keys ? k.cache : k.step) + column;
-  const uint16_t* const v_cache = (cached_keys ? v.cache : v.step) + column;
-#pragma unroll 1
-  for (int half = 0; half < 2; ++half)
-#pragma unroll
-    for (int down = 0; down < kChunk / 2; down += kRowsOfPass) {
-      const int row = down + row_of_pass, at = __shfl_sync(~0U, half == 0 ? where[0] : where[1], row);
-      const bool of_step = at < 0 && at != kNowhere;
-      if (kFrom == From::cached && of_step) continue;
-      if (kFrom == From::step && !of_step) continue;
-      const int64_t in_cache = int64_t{max(at, 0)} * p.head_dim;
-      const uint16_t *k_row = k_cache + in_cache, *v_row = v_cache + in_cache;
-      bool there = at >= 0;
-      if constexpr (kFrom == From::step || kFrom == From::both) {
-        if (of_step) k_row = k.row(at) + column, v_row = v.row(at) + column, there = true;
-      }
-      const int offset = half * (kChunk / 2) * D * 2;
-#pragma unroll
-      for (int across = 0; across < kAcross; ++across) {
-        const int chunk = across * kWide, to = offset + attention::chunk_offset<D>(row, chunk_of_row + chunk);
-        const bool valid = there && column + 8 * chunk < p.head_dim;
-        copy_async_16(k_tile + to, k_row + 8 * chunk, valid);
-        copy_async_16(v_tile + to, v_row + 8 * chunk, valid);
-      }
+    for (int half = 0; half < 2; ++half) {
+      const int position = item.chunk * kChunk + 32 * half + (int(threadIdx.x) & 31);
+      where_[half] = keys.has(position) ? run.where(p, item.set, key_head, position) : kNowhere;
     }
-}
+  }
+  // Issues the copy of keys, or of values, which `rows` says where to find.
+  template <From kFrom>
+  __device__ void issue(const RowSource<uint16_t>& rows, char* tile) const {
+    const int lane = int(threadIdx.x) & 31, row_of_pass = lane / kWide, chunk_of_row = lane % kWide,
+              column = 8 * chunk_of_row;
+    if (kFrom != From::step && whole_) {  // addresses differ by constants
+      const uint16_t* const from = rows.cache + int64_t{where_[0] + row_of_pass} * D + column;
+      const int swizzled = chunk_of_row ^ attention::swizzle<D>(row_of_pass);
+#pragma unroll
+      for (int down = 0; down < kChunk; down += kRowsOfPass)
+#pragma unroll
+        for (int across = 0; across < kAcross; ++across) {
+          const int chunk = across * kWide;
+          const int to =
+              (down + row_of_pass) * D * 2 + ((swizzled ^ attention::swizzle<D>(down)) + chunk) * 16;
+          copy_async_16(tile + to, from + down * D + 8 * chunk, true);
+        }
+      return;
+    }
+    // Where nothing is read an address is still to be one.
+    const uint16_t* const cache = (rows.cache != nullptr ? rows.cache : rows.step) + column;
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half)
+#pragma unroll 1
+      for (int down = 0; down < kChunk / 2; down += kRowsOfPass) {
+        const int row = down + row_of_pass, at = __shfl_sync(~0U, half == 0 ? where_[0] : where_[1], row);
+        const bool of_step = at < 0 && at != kNowhere;
+        if (kFrom == From::cached && of_step) continue;
+        if (kFrom == From::step && !of_step) continue;
+        const uint16_t* from = cache + int64_t{max(at, 0)} * rows.head_dim;
+        bool there = at >= 0;
+        if constexpr (kFrom == From::step || kFrom == From::both)
+          if (of_step) from = rows.row(at) + column, there = true;
+        const int offset = half * (kChunk / 2) * D * 2;
+#pragma unroll
+        for (int across = 0; across < kAcross; ++across) {
+          const int chunk = across * kWide;
+          copy_async_16(tile + offset + attention::chunk_offset<D>(row, chunk_of_row + chunk),
+                        from + 8 * chunk, there && column + 8 * chunk < rows.head_dim);
+        }
+      }
+  }
+  // Some of the keys are of this step. Not for whole chunks.
+  __device__ bool any_of_step() const {
+    const auto of_step = [](int where) { return where < 0 && where != kNowhere; };
+    return __any_sync(~0U, int(of_step(where_[0]) || of_step(where_[1]))) != 0;
+  }
+  __device__ bool whole() const {
+    return whole_;
+  }
+
+ private:
+  static constexpr int kWide = D % 64 == 0 ? D / 8 : 4, kAcross = D / 8 / kWide, kRowsOfPass = 32 / kWide;
+  static_assert(kChunk == 64 && 32 % kRowsOfPass == 0);  // rows 32 apart are permuted alike
+
+  bool whole_ = false;
+  int where_[2] = {kNowhere, kNowhere};  // of the lane's keys, or [0] of the first one
+};
 
 // 8 numbers that another block may have written in this step.
 __device__ inline uint4 load_fresh(bool live, const bf16* from) {

@@ -1,6 +1,6 @@
 // Runs of one position: what is read is the keys, once for the queries of both streams and of all heads of a
-// group. Blocks are single warps, as many as multiprocessors hold beside each other: each takes items for
-// itself (decode_attention_split.cuh), and none waits for a barrier.
+// group. Warps, as many as multiprocessors hold beside each other, take items each for itself
+// (decode_attention_split.cuh), and none waits for a barrier.
 #include <algorithm>
 
 #include "ops/decode_attention/decode_attention_split.cuh"
@@ -9,18 +9,24 @@ namespace sps::ops::decode {
 
 namespace {
 
-constexpr int kStages = 2;
+constexpr int kWarps = 2;  // of a block: what the driver takes of shared memory comes once for both
+
+// Warps that a multiprocessor holds: a warp's registers follow from that.
+template <int D>
+constexpr int kResident = D <= 64   ? 12
+                          : D <= 96 ? 8
+                                    : 6;
 
 // Blocks part, part + parts, ... are neighbours: the GPU hands out blocks one multiprocessor after the other,
 // and with neighbours together all multiprocessors have the same number of items.
 template <int D, bool kTurns>
-__global__ void __launch_bounds__(kWarp, 6)
+__global__ void __launch_bounds__(kWarps* kWarp, kResident<D> / kWarps)
     split_kernel(const __grid_constant__ Problem p, const __grid_constant__ Partials partials, int parts) {
   let_next_start();
   extern __shared__ __align__(128) char memory[];
-  SplitWarp<D, kTurns, kStages> warp(p, partials, *reinterpret_cast<WarpShared<D, kStages>*>(memory));
-  const int block = int(blockIdx.x);
-  const Share share{block % parts, parts, block / parts, int(gridDim.x) / parts};
+  const int block = int(blockIdx.x), me = int(threadIdx.x) / kWarp;
+  SplitWarp<D, kTurns> warp(p, partials, reinterpret_cast<WarpShared<D>*>(memory)[me]);
+  const Share share{block % parts, parts, block / parts * kWarps + me, int(gridDim.x) / parts * kWarps};
   if (warp.start(share) > 0)
     warp.finish([](int, int) { wait_for_previous(); });
   else if (block == 0)  // the others may end at once: the grid ends when this one has waited
@@ -39,14 +45,14 @@ int shared_of_multiprocessor() {
 
 template <int D>
 void launch(const Exec& ex, const Problem& p) {
-  constexpr int kShared = int(sizeof(WarpShared<D, kStages>)), kOfBlock = 1024;  // that the driver takes
+  constexpr int kShared = kWarps * int(sizeof(WarpShared<D>)), kOfBlock = 1024;  // that the driver takes
   const Partials partials = partials_of(ex, p);
   const int64_t most = int64_t{partials.count} * p.most_items;
   SPS_CHECK(most < INT32_MAX);
   const int64_t parts = std::min<int64_t>(most, gpu_info().multiprocessors),
-                warps = std::max(1, shared_of_multiprocessor() / (kShared + kOfBlock)),
-                subs = std::min(ceil_div(most, parts), warps);
-  const LaunchShape shape{dim3(unsigned(parts * subs)), dim3(kWarp), kShared};
+                blocks = std::max(1, shared_of_multiprocessor() / (kShared + kOfBlock)),
+                of_part = std::min(ceil_div(ceil_div(most, parts), kWarps), blocks);
+  const LaunchShape shape{dim3(unsigned(parts * of_part)), dim3(kWarps * kWarp), kShared};
   launch_behind(ex, shape, p.turns ? split_kernel<D, true> : split_kernel<D, false>, p, partials, int(parts));
 }
 
@@ -60,8 +66,7 @@ Partials partials_of(const Exec& ex, const Problem& p) {
   SPS_CHECK(count < INT32_MAX);
   partials.count = int32_t(count), partials.queries = std::min(of_position, kQueryTile);
   partials.items = p.most_items, partials.width = padded_head(p.head_dim);
-  // Joining reads chunks together, also where there are fewer.
-  const int64_t floats = count * partials.of_tile() + int64_t{chunks_ahead<64>()} * partials.width;
+  const int64_t floats = count * partials.of_tile();
   partials.data =
       reinterpret_cast<float*>(device_scratch(ex, DeviceSlot::partial, size_t(floats) * sizeof(float)));
   partials.done =

@@ -1,0 +1,69 @@
+// How blocks hand numbers to each other.
+//
+// Mail: numbers in a place of their own, where kNoNumber stands until they come. Whoever wants them reads
+// until they are there: nobody waits for more than he needs, and no fence or barrier stands between. There
+// are two such places, for launches in turn: who writes into one leaves kNoNumber in the other.
+//
+// Counters: a stage is over when as many have arrived at its counter as there are. What was written before is
+// seen by who has awaited it.
+#pragma once
+
+#include "ops/cuda.cuh"
+#include "ops/decode_program/decode_program_ring.cuh"
+
+namespace sps::ops::decode_program {
+
+// Two bf16, or an f32, that no sum is: the NaN that instructions make is another one.
+constexpr uint32_t kNoNumber = 0xFFFFFFFF;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+__device__ __forceinline__ uint4 read_mail(const void* from) {
+  uint4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ uint32_t read_mail_float(const void* from) {
+  uint32_t x;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ float2 read_mail_pair(const void* from) {
+  float2 x;
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ void write_mail(void* to, uint32_t x) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+__device__ __forceinline__ void write_mail(void* to, uint16_t x) {
+  asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(x) : "memory");
+}
+template <class T>
+__device__ __forceinline__ bool has_come(const uint4& x) {
+  if constexpr (sizeof(T) == sizeof(float)) return max(max(x.x, x.y), max(x.z, x.w)) != kNoNumber;
+  constexpr uint32_t kHalfWord = 0xFFFF;
+  const uint32_t most = __vimax3_u16x2(__vimax3_u16x2(x.x, x.y, x.z), x.w, 0);
+  return (most & kHalfWord) != kHalfWord && most >> 16 != kHalfWord;
+}
+
+__device__ __forceinline__ void await_stage(const unsigned* counter, unsigned arrivals) {
+  const auto arrived = [&] {
+    unsigned now;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    return now >= arrivals;
+  };
+  Watchdog dog;
+  while (!arrived()) dog.look();
+}
+// After a barrier of those whose writes it is about.
+__device__ __forceinline__ void arrive(unsigned* counter, unsigned arrivals) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(arrivals) : "memory");
+}
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+}  // namespace sps::ops::decode_program
