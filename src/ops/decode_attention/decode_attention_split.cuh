@@ -457,11 +457,15 @@ class SplitWarp {
   }
 
   // Joins the chunks of one of the tile's queries and writes its row. A lane has every 32nd column; a chunk's
-  // factors are made by one lane. What many chunks have left is
-  // asked for at once.
+  // factors are made by one lane. What many chunks have left is asked for at once.
   template <class Ready>
   __device__ void join_chunks(const Ready& ready, int query) const {
-    constexpr int kColumns = D / 32, kAtOnce = D <= 64 ? 24 : 16;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    constexpr int kAtOnce = 8;  // for more, ptxas (CUDA 13.0, sm_100) finds no predicates
+#else
+    constexpr int kAtOnce = D <= 64 ? 24 : 16;
+#endif
+    constexpr int kColumns = D / 32;
     const int chunks = run().all_chunks();
     const auto* const softmax = reinterpret_cast<const float2*>(partials_.softmax(item_.tile, query));
     const float* const sums = partials_.sums(item_.tile, query) + lane_;
