@@ -87,7 +87,9 @@ struct Worker {
   // that take lines in turn, two at a time.
   struct Part {
     int number, team, teams, begin, end;  // chunks
-    uint32_t x;                           // this lane's row, from the lane's bytes on
+    int pieces, piece_chunks;             // of a line
+    int rows, of_line;                    // rows; numbers of a line's sums, of all parts
+    uint32_t x, weights;  // this lane's row, and where a piece begins, from the lane's bytes on
   };
   __device__ Part part_of(const Stage& s) const {
     const Product<bf16>& p = s.product;
@@ -97,6 +99,10 @@ struct Worker {
     part.begin = part.number * p.part_chunks, part.end = min(part.begin + p.part_chunks, s.chunks);
     part.x =
         hopper::smem_address(work) + min(lane / 4, p.rows - 1) * row_step(s.chunks) + lane % 4 * kVectorBytes;
+    part.pieces = s.pieces, part.piece_chunks = s.piece_chunks;
+    part.rows = p.rows, part.of_line = p.rows * kFeatures << s.log_parts;
+    const int feature = feature_of(lane / 4);
+    part.weights = hopper::smem_address(ring) + feature * kChunkBytes + ((lane % 4) ^ feature) * kVectorBytes;
     return part;
   }
 
@@ -218,21 +224,19 @@ struct Worker {
       __syncwarp();
   }
 
-  // The sums of a line or two, part by part. A warp looks at those pieces alone that have something of its
-  // part, and is through with the others at once: between two barriers lie fewer pieces than kPieces.
-  __device__ __forceinline__ void multiply(const Stage& s, const Part& part, bool mine, bool two, float* to) {
-    const Product<bf16>& p = s.product;
-    const int pieces = s.pieces, piece_chunks = s.piece_chunks, size = piece_chunks * kSlice;
-    const int feature = feature_of(lane / 4);
-    const uint32_t weights = feature * kChunkBytes + ((lane % 4) ^ feature) * kVectorBytes;
+  // The sums of a line or two, part by part; two lines have their pieces in the ring in turns. A warp looks
+  // at those pieces alone that have something of its part, and is through with the others at once: between
+  // two barriers lie fewer pieces than kPieces. It arrives for as many warps as there are teams.
+  __device__ __forceinline__ void multiply(const Part& part, bool two, float* to) {
+    const int size = part.piece_chunks * kSlice;
     LineSums own;
 #pragma unroll 1
-    for (int i = 0, first = 0; i < pieces; ++i) {
-      const int begin = max(part.begin, first), end = min(part.end, first + piece_chunks);
+    for (int i = 0, first = 0; i < part.pieces; ++i, first += part.piece_chunks) {
+      const int begin = max(part.begin, first), end = min(part.end, first + part.piece_chunks);
       RingWalk second = walk;
       if (two) second.pass(size);
-      if (mine && begin < end) {
-        const uint32_t from = hopper::smem_address(ring) + weights + (begin - first) * kSlice;
+      if (begin < end) {
+        const uint32_t from = part.weights + (begin - first) * kSlice;
         uint32_t a = from + walk.place(size), b = two ? from + second.place(size) : a,
                  x = part.x + begin * kChunkBytes;
         await_piece(walk);
@@ -246,21 +250,29 @@ struct Worker {
       // Its own walk goes on behind the last line.
       __syncwarp();
       if (lane < hopper::kWarpArrivals) {
-        hopper::barrier_arrive(hopper::smem_address(&rest.barriers.empty[walk.slot()]));
-        if (two) hopper::barrier_arrive(hopper::smem_address(&rest.barriers.empty[second.slot()]));
+        const auto empty = [&](const RingWalk& at) {
+          return hopper::smem_address(&rest.barriers.empty[at.slot()]);
+        };
+        hopper::barrier_arrive(empty(walk), uint32_t(part.teams));
+        if (two) hopper::barrier_arrive(empty(second), uint32_t(part.teams));
       }
       walk = second;
       walk.pass(size);
-      first += piece_chunks;
     }
-    const int of_part = p.rows * kFeatures;
-    if (mine) own.put(to + part.number * of_part, two ? of_part << s.log_parts : 0, p.rows, lane);
+    const int of_part = part.rows * kFeatures;
+    own.put(to + part.number * of_part, two ? part.of_line : 0, part.rows, lane);
+  }
+  // Lines of the other team.
+  __device__ __forceinline__ void skip(const Part& part, bool two) {
+    const int size = part.piece_chunks * kSlice;
+#pragma unroll 1
+    for (int i = two ? 2 * part.pieces : part.pieces; i > 0; --i) walk.pass(size);
   }
 
   // A stage that the block has a part in.
   __device__ void product(const Stage& s) {
     const Product<bf16>& p = s.product;
-    const int tiles = tiles_of(s, first_tile(s)), batch = s.batch, of_tile = p.rows * kFeatures;
+    const int tiles = tiles_of(s, first_tile(s)), batch = s.batch;
     const bool pairs = s.pairs();
     const Part part = part_of(s);
     if (warp == 0) await_stages(rest.program, s.awaited);
@@ -274,15 +286,17 @@ struct Worker {
     } else {
       take_part(s, part, both);
     }
-    const int of_line = of_tile << s.log_parts;
 #pragma unroll 1
     for (int from = 0; from < tiles; from += batch) {
       if (from > 0) sync_workers_and_finishers(kFreeBarrier + turn);
       const int count = min(batch, tiles - from), lines = pairs ? 2 * count : count;
 #pragma unroll 1
       for (int n = 0; n < lines; n += 2) {
-        const bool mine = (n / 2 & (part.teams - 1)) == part.team;
-        multiply(s, part, mine, n + 1 < lines, rest.sums[turn] + n * of_line);
+        const bool two = n + 1 < lines;
+        if ((n / 2 & (part.teams - 1)) == part.team)
+          multiply(part, two, rest.sums[turn] + n * part.of_line);
+        else
+          skip(part, two);
       }
       arrive_workers_and_finishers(kSumsBarrier + turn);
       turn ^= 1;
