@@ -4,6 +4,8 @@
 
 #include <array>
 #include <map>
+#include <set>
+#include <string>
 
 #include "base/json.h"
 #include "base/test_files.h"
@@ -90,6 +92,19 @@ TEST(BenchDecode, FiguresOfEveryModelAndBatch) {
   }
 }
 
+// What was drawn depends on nothing but model, weights and prompts.
+TEST(BenchDecode, DrawsTheSameAgain) {
+  const Arguments once{"--batch", "1,3", "--prompt", "20", "--tokens", "12", "--rounds", "1", "--no-ceiling"};
+  const auto first = bench("decode", once + Arguments{"--threads", "1"}),
+             again = bench("decode", once + Arguments{"--threads", "2", "--step-rows", "64"});
+  std::set<std::string> drawn;
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(first["results"][i].at("drawn_xxh3"), again["results"][i].at("drawn_xxh3"));
+    drawn.insert(first["results"][i]["drawn_xxh3"]);
+  }
+  EXPECT_EQ(drawn.size(), 6u);
+}
+
 TEST(BenchDecode, PromptsInPieces) {
   // Texts of 20 in pieces of 7: the first one begins to grow while the others still read.
   const auto j = bench("decode", {"--batch", "1,3", "--prompt", "20", "--tokens", "12", "--rounds", "1",
@@ -142,8 +157,8 @@ TEST(BenchAttention, TimesBothPassesWithAndWithoutAWindow) {
                                      {"sps", 40 * 40 + 2 * 40 + 2 * 8 * 40 - 8 * 9},
                                      {"free_pause", 40 * 41}})
     for (const auto& [pass, flops] : {std::pair{"forward", 4.0}, {"backward", 10.0}}) {
-      const auto figure = [&](const char* unit) {
-        return j.at(family).at(pass + std::string(unit)).get<double>();
+      const auto figure = [&, f = family, p = pass](const char* unit) {
+        return j.at(f).at(p + std::string(unit)).get<double>();
       };
       EXPECT_GT(figure("_ms"), 0);
       EXPECT_NEAR(figure("_ms") * figure("_tflops") * 1e9, flops * 2 * pairs * 16,

@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <variant>
@@ -41,8 +42,8 @@ struct DecoderOptions {
   // keys before it.
   bool share_prefixes = true;
   bool graphs = true;  // on a GPU; they change no bit
-  bool program =
-      true;  // graphs of a few kernels that run many operations each, where a GPU has them; the same
+  // Those of few rows are a few kernels that run many operations each, where a GPU has them; the same.
+  bool program = true;
   // Products read these in place of the store's rounded weights: on a CPU, in bf16. They must outlive the
   // decoder.
   const Int8Weights* int8 = nullptr;
@@ -82,7 +83,9 @@ class Decoder {
   };
   // At most step_rows positions, at most one run of a slot. Returns the logits that follow the runs with left
   // = 0, in their order: [n, vocab] f32 (f64 in the reference) on the device, until the next step.
-  Tensor step(std::span<const Run> runs);
+  // `then` issues what is to follow them, and may become a part of the step's graph: with the same counts of
+  // runs and rows it must issue the same operations on the same places each time. Not called for no logits.
+  Tensor step(std::span<const Run> runs, const std::function<void(Tensor logits)>& then = {});
 
   // Rows of each stream that the latest step ran: prediction rows where something depends on them alone.
   struct StepRows {
@@ -143,7 +146,7 @@ class Decoder {
   using Weight = std::variant<Tensor, ops::Int8Matrix>;
 
   // The step that the lists describe, by a graph where there is one.
-  void issue();
+  void issue(const std::function<void(Tensor)>& then);
   void forward();
   const Exec& device();  // for operations: what the program has so far goes before them
   template <class Add>
@@ -202,6 +205,7 @@ class Decoder {
   // What a step's operations depend on.
   struct Counts {
     int64_t runs, x_rows, p_rows, picks;
+    bool then;
     auto operator<=>(const Counts&) const = default;
   };
   StreamGraphs<Counts, std::optional<ops::DecodeProgram>> graphs_{64};  // programs' memory is named in them

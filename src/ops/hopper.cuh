@@ -31,6 +31,10 @@ __device__ __forceinline__ void barrier_init_fence() {
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// As so many.
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
 // Arrives, and lets the phase wait for this many bytes of copies as well.
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -95,6 +99,11 @@ __device__ __forceinline__ void arrive_at_block(uint32_t barrier) {
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// Before the copy engine's first use, in a block, of a map that lies in global memory, where the host has put
+// it.
+__device__ __forceinline__ void acquire_map(const CUtensorMap* map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 // A box of a matrix, `map` says how large: columns column.., rows row..; what lies outside is zero and
 // counts.

@@ -84,6 +84,13 @@ bool launch_rows(const Exec& ex, Product<bf16> p) {
   const int stages = std::min(most_tiles * p.part_chunks, kEnough / kStageBytes);
   if (plan.depth * plan.tile_warps < stages) plan = plan_of<kRows>(p, most_tiles, most_shared());
   if (plan.depth == 0) return false;
+  // A ring that holds less than half of a short way through the tiles only bridges the time that memory
+  // takes. What it asks for beyond that stands in a line with what the next kernel asks for, and keeps this
+  // one waiting. (A long way, as a head's, is better off with all of it.)
+  constexpr int kBridge = 40 << 10;  // bytes
+  const int stages_of_all = plan.turns * p.part_chunks;
+  if (2 * plan.depth <= stages_of_all && stages_of_all <= 4 * plan.depth)
+    plan.depth = std::min(plan.depth, int(ceil_div(kBridge, plan.tile_warps * kStageBytes)));
   const LaunchShape shape{dim3(unsigned(clusters * kParts)), dim3(ClusterShape<kRows>::kThreads),
                           size_t(ClusterShape<kRows>(p, plan).bytes(plan)), unsigned(kParts)};
   const CUtensorMap w_map =

@@ -12,33 +12,30 @@ namespace sps::ops::decode_program {
 // How a warp of attention meets the other stages.
 struct Meeting {
   const Stage& stage;
-  const unsigned* counters;
+  const Program& program;
   int64_t partials;       // numbers of partial sums; as many lie behind them
   int64_t other, memory;  // bytes from results as mail to the next launch's, and to where they belong
   bool rows, results;     // these come, and go, as mail
   bool waited = false;
 
-  __device__ void await(const Stage::Await (&stages)[kMostAwaited]) const {
-    const int lane = int(threadIdx.x) % kWarp;
-    if (lane < kMostAwaited && stages[lane].arrivals > 0)
-      await_stage(counters + stages[lane].stage * kCounterStep, unsigned(stages[lane].arrivals));
-    __syncwarp();
-  }
   __device__ void operator()(int, int) {
-    if (!waited) await(stage.awaited);
+    if (!waited) await_stages(program, stage.awaited);
     waited = true;
   }
-  __device__ void before_keys() const { await(stage.late); }
-  __device__ uint4 read(const void* from) const { return read_mail(from); }
-  __device__ float2 read_pair(const void* from) const { return read_mail_pair(from); }
-  __device__ bool row_has_come(const uint4& x) const { return !rows || has_come<bf16>(x); }
-  __device__ bool sums_have_come(const uint4& x) const { return has_come<float>(x); }
+  __device__ void before_keys() const { await_stages(program, stage.late); }
+  __device__ uint4 read(const bf16* from) const { return read_mail(from); }
+  __device__ float read(const float* from) const { return __uint_as_float(read_mail_float(from)); }
+  __device__ float2 read(const float2* from) const { return read_mail_pair(from); }
+  __device__ bool has_come(float x) const { return __float_as_uint(x) != kNoNumber; }
+  __device__ bool has_come(float2 x) const { return has_come(x.x) && has_come(x.y); }
   __device__ void send(float* to, float x) const { write_mail(to, __float_as_uint(x)); }
-  __device__ void forget(const void* at, int bytes) const {
-    auto* const to = static_cast<unsigned char*>(const_cast<void*>(at));
-    for (int i = 0; i < bytes; i += int(sizeof(kNoNumber))) write_mail(to + i, kNoNumber);
+  __device__ void send(float2* to, float2 x) const {
+    write_mail(&to->x, __float_as_uint(x.x)), write_mail(&to->y, __float_as_uint(x.y));
   }
+  __device__ void forget(const float* at) const { write_mail(const_cast<float*>(at), kNoNumber); }
+  __device__ void forget(const float2* at) const { forget(&at->x), forget(&at->y); }
   __device__ float* beside(float* sums) const { return sums + partials; }
+  __device__ bool has_come(const uint4& x) const { return !rows || decode_program::has_come<bf16>(x); }
   __device__ void put(bf16* to, bf16 x) const {
     auto* const at = reinterpret_cast<unsigned char*>(to);
     if (!results) {
@@ -82,7 +79,7 @@ __device__ __forceinline__ void attend(const Rest& rest, AttentionWarp<D>& mine,
     decode::SplitWarp<D, true> split(mine.record.attention, mine.record.partials, mine.shared);
     split.start({int(blockIdx.x), int(gridDim.x), number, program.attention_warps});
     Meeting meeting{s,
-                    program.counters,
+                    program,
                     program.partials,
                     rest.other_mail - rest.mail,
                     static_cast<unsigned char*>(mine.record.results) - (rest.mail + s.y_mail),
@@ -95,7 +92,7 @@ __device__ __forceinline__ void attend(const Rest& rest, AttentionWarp<D>& mine,
       meeting.rows |= mine.record.mail.k[i] >= 0 || mine.record.mail.v[i] >= 0;
     const int tiles = split.finish(meeting);
     __syncwarp();
-    if (tiles > 0 && s.arrives && lane == 0) arrive(program.counters + n * kCounterStep, unsigned(tiles));
+    if (tiles > 0 && s.arrives && lane == 0) arrive(counter(program, n), unsigned(tiles));
   }
 }
 

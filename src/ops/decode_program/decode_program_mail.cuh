@@ -9,7 +9,7 @@
 #pragma once
 
 #include "ops/cuda.cuh"
-#include "ops/decode_program/decode_program_ring.cuh"
+#include "ops/decode_program/decode_program_stage.cuh"
 
 namespace sps::ops::decode_program {
 
@@ -58,6 +58,17 @@ __device__ __forceinline__ void await_stage(const unsigned* counter, unsigned ar
   };
   Watchdog dog;
   while (!arrived()) dog.look();
+}
+__device__ __forceinline__ unsigned* counter(const Program& program, int stage) {
+  return program.counters + stage * kCounterStep;
+}
+// By a warp.
+__device__ __forceinline__ void await_stages(const Program& program,
+                                             const Stage::Await (&stages)[kMostAwaited]) {
+  const int lane = int(threadIdx.x) % kWarp;
+  if (lane < kMostAwaited && stages[lane].arrivals > 0)
+    await_stage(counter(program, stages[lane].stage), unsigned(stages[lane].arrivals));
+  __syncwarp();
 }
 // After a barrier of those whose writes it is about.
 __device__ __forceinline__ void arrive(unsigned* counter, unsigned arrivals) {
