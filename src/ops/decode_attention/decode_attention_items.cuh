@@ -64,7 +64,8 @@ struct RunLists {
     if (longer || (!kTurns && queries(p) == 0)) return 0;
     int chunks = 0;
 #pragma unroll
-    for (int set = 0; set < kMaxKeySets; ++set) chunks += keys({seen(p, set, 0), seen(p, set, 1)}).chunks();
+    for (int set = 0; set < kMaxKeySets; ++set)
+      if (p.set[set].k != nullptr) chunks += keys({seen(p, set, 0), seen(p, set, 1)}).chunks();
     return max(chunks, 1);
   }
 };
