@@ -2,7 +2,7 @@
 // head see; a warp has it to itself, from the copy to the sums, so that nothing wider than a warp ever waits.
 //
 // Items are numbered run by run, tile of queries by tile, set by set, chunk by chunk, and dealt evenly. Keys
-// of a warp's next item are asked for when those of the one before have been multiplied, values likewise.
+// of the tile's next item are asked for when those of the one before have been multiplied, values likewise.
 #pragma once
 
 #include "ops/decode_attention/decode_attention_tiles.cuh"
@@ -147,13 +147,12 @@ struct WorkItem {
   int nth = 0;              // of those
   int key_head = 0;         // of the tile
   int first = 0;            // its first query in the run
-  int info = 0;             // which of the warp's two RunInfo tells of its run
   int set = -1, chunk = 0;  // set is -1 where nothing is seen
 };
 
-// Which of all items a warp takes: they are shared out over `parts` (multiprocessors), and over `subs` warps
-// of each. Where there are as many warps as tiles of queries or more, the shares end where tiles do, and each
-// tile is shared out evenly: going from tile to tile costs a warp as much as several items.
+// Which of all items a warp takes: they are shared out evenly over `parts` (multiprocessors), and over `subs`
+// warps of each. But where a tile ends within two items of a share, the share ends there: going from tile to
+// tile costs a warp as much.
 struct Share {
   int part, parts, sub, subs;
 
@@ -169,9 +168,11 @@ class ItemCursor {
  public:
   // Goes to the first item of a share; returns how many there are.
   //
-  // With n items and W warps, the tiles before an item x take round(x W / n) warps. Share k begins at the
-  // first tile's end that takes k, or within a tile that takes more.
+  // Share k of W begins where k W-ths of the items end, if tiles were of that size; the numbers of shares
+  // that tiles take up to their ends are moved to whole ones that are near, and shares within a tile are
+  // even.
   __device__ int start(const Problem& p, const Partials& partials, Share share) {
+    constexpr int kShare = 16;  // parts of a share that are told apart
     const int lane = int(threadIdx.x) & 31, of_run = p.kv_heads * partials.tiles, warps = share.warps();
     const int k = share.warp() + (lane & 1);  // even lanes look for the beginning, odd ones for the end
     int n = 0, here = 0, end = 0;             // of 32 runs: each one's items of a tile, and those up to it
@@ -207,17 +208,19 @@ class ItemCursor {
       if (pass == 0) {
         n = before;
         if (n == 0) return 0;
-        shift = max(64 - __clz(n) - __clz(2 * warps) - 31, 0), all_units = unsigned(n >> shift);
-        // The item before the first place where the tiles before take k.
-        const auto unit = (unsigned(2 * k - 1) * all_units + 2 * warps - 1) / unsigned(2 * warps);
-        sought = k == 0 || k == warps ? 0 : int(unit << shift) - 1;
+        shift = max(64 - __clz(n) - __clz(kShare * warps) - 31, 0), all_units = unsigned(n >> shift);
+        sought = min(int(unsigned(k) * all_units / unsigned(warps) << shift), n - 1);
       } else if (pass == 1) {
-        const auto taken = [&](int items) {
-          return int((2 * unsigned(items >> shift) * unsigned(warps) + all_units) / (2 * all_units));
+        const unsigned near = min(2U * kShare * unsigned(warps) / unsigned(n), kShare / 2U);
+        const auto taken = [&](int items) {  // shares up to there
+          const unsigned exact = unsigned(items >> shift) * (kShare * unsigned(warps)) / all_units,
+                         whole = (exact + kShare / 2) / kShare * kShare;
+          return int(unsigned(abs(int(exact - whole))) <= near ? whole : exact);
         };
-        const int from = begin + int(unsigned(sought - begin) / unsigned(items)) * items, to = from + items;
-        const int at_from = taken(from), at_to = taken(to);
-        sought = from + int(unsigned((k - at_from) * items) / unsigned(max(at_to - at_from, 1)));
+        const int from = begin + int(unsigned(sought - begin) / unsigned(items)) * items,
+                  at_from = taken(from), over = taken(from + items) - at_from, to_go = k * kShare - at_from;
+        sought =
+            from + (to_go >= over ? items : int(unsigned(max(to_go, 0)) * unsigned(items) / unsigned(over)));
         if (k == 0) sought = 0;
         if (k == warps) sought = n;
         count = __shfl_sync(~0U, sought, 1) - __shfl_sync(~0U, sought, 0);
@@ -229,15 +232,16 @@ class ItemCursor {
     tile_ = int(unsigned(at) / unsigned(items_)), nth_ = at - tile_ * items_;
     return count;
   }
-  // To the next item, of which `run` tells. False: it is another run's, which enter() is to find.
-  __device__ bool next(const Problem& p, const Partials& partials, const RunInfo& run) {
-    if (++nth_ < items_) {
-      if (--left_ > 0)
-        ++at_.chunk;
-      else
-        locate(run);
-      return true;
-    }
+  // To the tile's next item, of those that `run` tells of.
+  __device__ void next(const RunInfo& run) {
+    ++nth_;
+    if (--left_ > 0)
+      ++at_.chunk;
+    else
+      locate(run);
+  }
+  // To the next tile. False: it is another run's, which enter() is to find.
+  __device__ bool next_tile(const Problem& p, const Partials& partials, const RunInfo& run) {
     nth_ = 0;
     if (++tile_ < p.kv_heads * partials.tiles) {
       locate(run);
@@ -261,19 +265,18 @@ class ItemCursor {
   __device__ Item at() const {
     return at_;
   }
-  // The tile: its key head, its number in the whole call.
-  __device__ int key_head(const Partials& partials) const {
+  __device__ int nth() const {
+    return nth_;
+  }
+  __device__ int key_head(const Partials& partials) const {  // the tile's
     return partials.tiles == 1 ? tile_ : tile_ / partials.tiles;
   }
-  __device__ int tile(const Problem& p, const Partials& partials) const {
-    return run_ * p.kv_heads * partials.tiles + tile_;
-  }
-  __device__ WorkItem item(const Problem& p, const Partials& partials, int info) const {
+  __device__ WorkItem item(const Problem& p, const Partials& partials) const {
     WorkItem item;
-    item.tile = tile(p, partials), item.items = items_, item.nth = nth_;
+    item.tile = run_ * p.kv_heads * partials.tiles + tile_, item.items = items_, item.nth = nth_;
     item.key_head = key_head(partials);
     item.first = (tile_ - item.key_head * partials.tiles) * kQueryTile;
-    item.info = info, item.set = at_.set, item.chunk = at_.chunk;
+    item.set = at_.set, item.chunk = at_.chunk;
     return item;
   }
   // RunInfo::chunk_row() of where it stands. A lane has that of one chunk of 32 in a row.

@@ -65,7 +65,8 @@ Partials partials_of(const Exec& ex, const Problem& p) {
   const int64_t count = int64_t{p.runs} * p.kv_heads * partials.tiles;
   SPS_CHECK(count < INT32_MAX);
   partials.count = int32_t(count), partials.queries = std::min(of_position, kQueryTile);
-  partials.items = p.most_items, partials.width = padded_head(p.head_dim);
+  partials.items = (p.most_items + 1) / 2 * 2;  // so that sums begin at whole 16 bytes
+  partials.width = padded_head(p.head_dim);
   const int64_t floats = count * partials.of_tile();
   partials.data =
       reinterpret_cast<float*>(device_scratch(ex, DeviceSlot::partial, size_t(floats) * sizeof(float)));

@@ -14,7 +14,7 @@ struct WarpShared {
   alignas(128) char v[attention::tile_bytes<D>(kChunk)];
   alignas(16) bf16 query[kQueryTile * kQueryRow];  // turned
   alignas(16) bf16 own[kMaxKeySets][2][D];         // this step's keys, turned, and values
-  RunInfo run[2];                                  // of the item that is worked on, and of the next one
+  RunInfo run;                                     // that is worked on
 };
 
 // Lives in the registers of a warp, whose lanes are together in every call. p may lie in any memory.
@@ -28,10 +28,12 @@ struct WarpShared {
 //
 // Where warps meet otherwise than by what they have written to memory before they count themselves (`ready`
 // has a read()), a number that has not come is one that no sum is:
-//   read(from)      16 bytes of a row of this step, or partial sums; has_come(x) says whether they were there
+//   read(from)      16 bytes; row_has_come(x), sums_have_come(x): whether they were there, of this step's
+//   rows
+//                   and of partial sums
 //   put(to, x)      a number of the result
 //   send(to, x)     a chunk's partial sums; who has a tile's last chunk waits for all of them and joins them,
-//                   and then says forget(to)
+//                   and says forget(from) when it has read some
 //   beside(to)      memory of this warp's own for sums that are not complete
 //   before_keys()   is called before keys are handed on
 template <int D, bool kTurns>
@@ -46,13 +48,8 @@ class SplitWarp {
   __device__ int start(Share share) {
     count_ = cursor_.start(p_, partials_, share);
     if (count_ == 0) return 0;
-    cursor_.enter(p_, shared_.run[0]);
-    meet_item();
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      ask<kTurns ? From::cached_or_zero : From::cached>(half != 0);
-      copy_async_group();
-    }
+    cursor_.enter(p_, shared_.run);
+    ask_item<kTurns ? From::cached_or_zero : From::cached>();
     return count_;
   }
 
@@ -60,55 +57,58 @@ class SplitWarp {
   // values and the next one's keys.
   template <class Ready>
   __device__ int finish(Ready&& ready) {
-    int tiles = 0, in_tile = 0;
+    constexpr From kFrom = kTurns ? From::cached_or_zero : From::both;
+    int tiles = 0;
     uint32_t q[1][D / 16][2];
 #pragma unroll 1
-    for (int n = 0; n < count_; ++n) {
-      item_ = cursor_.item(p_, partials_, info_);
-      if (in_tile == 0) {
-        meet_tile();
-        prepare(ready, q[0]);
-        if (!kTurns && n == 0) ask_for_step_rows();
-      }
-      const bool more = n + 1 < count_;
-      Chunk chunk;
+    for (bool first = true; count_ > 0; first = false) {
+      item_ = cursor_.item(p_, partials_);
+      meet_tile();
+      prepare(ready, q[0]);
+      if (!kTurns && first) ask_for_step_rows();
+      const int of_tile = min(count_, item_.items - item_.nth);
 #pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-        const bool values = half != 0;
-        copy_async_wait_groups<1>();
-        __syncwarp();
-        if (item_.set >= 0) {
-          if constexpr (kTurns) place_own(item_.set, values);
-          values ? add_up(ready, item_.set, chunk) : weigh(item_.set, q, chunk);
+      for (int left = of_tile - 1; left >= 0; --left) {
+        item_.nth = cursor_.nth(), item_.set = cursor_.at().set, item_.chunk = cursor_.at().chunk;
+        Chunk chunk;
+#pragma unroll 1
+        for (int half = 0; half < 2; ++half) {
+          const bool values = half != 0;
+          copy_async_wait_groups<1>();
+          __syncwarp();
+          if (item_.set >= 0) {
+            if constexpr (kTurns) place_own(item_.set, values);
+            values ? add_up(ready, item_.set, chunk) : weigh(item_.set, q, chunk);
+          }
+          __syncwarp();  // they have been read
+          if (left > 0) {
+            if (!values) cursor_.next(shared_.run), find_keys();
+            ask<kFrom>(values);
+          }
+          copy_async_group();
         }
-        __syncwarp();  // they have been read
-        if (more) {
-          if (!values) go_on();
-          ask<kTurns ? From::cached_or_zero : From::both>(values);
-        }
-        copy_async_group();
       }
-      ++in_tile;
-      if (more && cursor_.tile(p_, partials_) == item_.tile) continue;
-      if (kMails<Ready> ? item_.nth + 1 == item_.items : is_last(in_tile)) {
+      count_ -= of_tile;
+      if (kMails<Ready> ? item_.nth + 1 == item_.items : is_last(of_tile)) {
         ++tiles;
-#pragma unroll 1
-        for (int query = 0; query < live_; ++query) join_chunks(ready, query);
+        join_chunks(ready);
         if constexpr (kTurns) {
           if constexpr (kMails<Ready>) ready.before_keys();
           hand_on_keys();
         }
       }
-      in_tile = 0;
+      if (count_ == 0) break;
       __syncwarp();  // what the tile left in shared memory has been read
+      if (!cursor_.next_tile(p_, partials_, shared_.run)) cursor_.enter(p_, shared_.run);
+      ask_item<kFrom>();
     }
     return tiles;
   }
 
  private:
   template <class Ready>
-  static constexpr bool kMails = requires(const Ready& ready, const bf16* row) {
-    ready.read(row);
+  static constexpr bool kMails = requires(const Ready& ready) {
+    ready.read(nullptr);
   };
 
   // Of the item that is worked on: largest scores, and weights below 1.
@@ -118,33 +118,35 @@ class SplitWarp {
   };
 
   __device__ const RunInfo& run() const {
-    return shared_.run[item_.info];
+    return shared_.run;
   }
 
-  // The next item becomes the one that is asked for.
-  __device__ void go_on() {
-    if (!cursor_.next(p_, partials_, shared_.run[info_])) {
-      info_ ^= 1;  // nobody reads the other one: an item's run is the asked one's, or the one before
-      cursor_.enter(p_, shared_.run[info_]);
-    }
-    meet_item();
-  }
-  __device__ void meet_item() {
+  // Where the keys are that the cursor stands at.
+  __device__ void find_keys() {
     const Item at = cursor_.at();
     if (at.set < 0) return;
-    const RunInfo& run = shared_.run[info_];
-    if (ChunkCopy<D>::is_whole(p_, run, at))
-      copy_.set_whole(cursor_.chunk_row(p_, run) + cursor_.key_head(partials_) * p_.set[at.set].rows);
+    if (ChunkCopy<D>::is_whole(p_, run(), at))
+      copy_.set_whole(cursor_.chunk_row(p_, run()) + cursor_.key_head(partials_) * p_.set[at.set].rows);
     else
-      copy_.set_parts(p_, run, at, cursor_.key_head(partials_));
+      copy_.set_parts(p_, run(), at, cursor_.key_head(partials_));
   }
-  // Its keys, or values.
+  // Those keys, or their values.
   template <From kFrom>
   __device__ void ask(bool values) {
     const int set = cursor_.at().set, key_head = cursor_.key_head(partials_);
     if (set < 0) return;
     const auto rows = values ? values_of<uint16_t>(p_, set, key_head) : keys_of<uint16_t>(p_, set, key_head);
     copy_.template issue<kFrom>(rows, values ? shared_.v : shared_.k);
+  }
+  // Both, in two groups.
+  template <From kFrom>
+  __device__ void ask_item() {
+    find_keys();
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      ask<kFrom>(half != 0);
+      copy_async_group();
+    }
   }
   // For what start() asked for.
   __device__ void ask_for_step_rows() {
@@ -226,14 +228,14 @@ class SplitWarp {
   template <class Ready, class Some>
   __device__ __forceinline__ static void fetch(const Ready& ready, Some&& some) {
     if constexpr (kMails<Ready>) {
-      const auto load = [&](uint4& to, bool live, const bf16* from) {
+      // All are asked for before the first one is looked at.
+      const auto ask = [&](uint4& to, bool live, const bf16* from) {
         to = live ? ready.read(from) : make_uint4(0, 0, 0, 0);
         return true;
       };
-      // All are asked for before the first one is looked at.
-      const auto look = [&](uint4& to, bool, const bf16*) { return ready.has_come(to); };
+      const auto look = [&](uint4& to, bool, const bf16*) { return ready.row_has_come(to); };
       do {
-        some(load);
+        some(ask);
       } while (__any_sync(~0U, int(!some(look))) != 0);
     } else {
       some([](uint4& to, bool live, const bf16* from) {
@@ -360,11 +362,10 @@ class SplitWarp {
     for (int e = 0; e < 2; ++e) {
       if (lane_ < 4 && stream_[e] >= 0) {
         float2* const to = &softmax_[nth + e * partials_.items];
-        const float2 x = make_float2(c.top[0][e], sum[0][e]);
         if constexpr (kMails<Ready>)
-          ready.send(to, x);
+          ready.send(&to->x, c.top[0][e]), ready.send(&to->y, sum[0][e]);
         else
-          *to = x;
+          *to = make_float2(c.top[0][e], sum[0][e]);
       }
       sums[e] = sums_ + (nth + e * partials_.items) * D;
     }
@@ -456,46 +457,89 @@ class SplitWarp {
     return __shfl_sync(~0U, there, 0) == items;
   }
 
-  // Joins the chunks of one of the tile's queries and writes its row. A lane has every 32nd column; a chunk's
-  // factors are made by one lane. What many chunks have left is
-  // asked for at once.
+  // Partial sums of chunks, `bytes` of them, when they have come.
   template <class Ready>
-  __device__ void join_chunks(const Ready& ready, int query) const {
-    constexpr int kColumns = D / 32, kAtOnce = D <= 64 ? 24 : 16;
+  __device__ __forceinline__ void take(const Ready& ready, const char* from, char* to, int bytes) const {
+    constexpr int kVectors = 8, kRow = D * int(sizeof(float));
+#pragma unroll 1
+    for (int base = 0; base < bytes; base += kVectors * 32 * 16) {
+      const int first = base + lane_ * 16;
+      uint4 x[kVectors];
+      const auto wanted = [&](int i) {
+        const int at = first + i * 32 * 16;
+        return at < bytes && at % kRow < p_.head_dim * int(sizeof(float));
+      };
+      bool come;
+      do {
+        come = true;
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i)
+          x[i] = wanted(i) ? ready.read(from + first + i * 32 * 16) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) come &= ready.sums_have_come(x[i]);
+      } while (__any_sync(~0U, int(!come)) != 0);
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        if (!wanted(i)) continue;
+        *reinterpret_cast<uint4*>(to + first + i * 32 * 16) = x[i];
+        ready.forget(from + first + i * 32 * 16, 16);
+      }
+    }
+    __syncwarp();
+  }
+  template <class Ready>
+  __device__ __forceinline__ static float2 take(const Ready& ready, const float2* from) {
+    float2 x;
+    do {
+      x = ready.read_pair(from);
+    } while (!ready.sums_have_come(make_uint4(__float_as_uint(x.x), __float_as_uint(x.y), 0, 0)));
+    ready.forget(from, 8);
+    return x;
+  }
+
+  // Joins the tile's chunks and writes its rows, query by query, 32 chunks at a time: their sums come where
+  // keys, or values, were, the next ones meanwhile. A lane makes one chunk's factors and joins every 32nd
+  // column.
+  template <class Ready>
+  __device__ void join_chunks(const Ready& ready) {
+    constexpr int kColumns = D / 32, kAtOnce = 32;
+    static_assert(kAtOnce * D * sizeof(float) == sizeof(shared_.k));
+    static_assert(kAtOnce * sizeof(float4) <= sizeof(shared_.query));
     const int chunks = run().all_chunks();
-    const auto* const softmax = reinterpret_cast<const float2*>(partials_.softmax(item_.tile, query));
-    const float* const sums = partials_.sums(item_.tile, query) + lane_;
+    const auto fetch = [&](int query, int base, bool odd) {
+      const auto* const from = reinterpret_cast<const char*>(partials_.sums(item_.tile, query) + base * D);
+      char* const to = odd ? shared_.v : shared_.k;
+      const int bytes = min(chunks - base, kAtOnce) * D * int(sizeof(float));
+      if constexpr (kMails<Ready>) {
+        take(ready, from, to, bytes);
+      } else {
+#pragma unroll 1
+        for (int i = lane_ * 16; i < bytes; i += 32 * 16) copy_async_16(to + i, from + i, true);
+      }
+    };
+    auto* const factors = reinterpret_cast<float4*>(shared_.query);
     Softmax state;
     float total[kColumns] = {};
+    if (live_ > 0) fetch(0, 0, false);
+    copy_async_group();
+    bool odd = false;
 #pragma unroll 1
-    for (int base = 0; base < chunks; base += kAtOnce) {
-      const int here = min(chunks - base, kAtOnce), mine = base + min(lane_, here - 1);
-      float2 fresh;
-      float sum[kAtOnce][kColumns];
-      const auto each = [&](auto&& f) {
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c) f(i, c, i < here, sums + (base + i) * D + 32 * c);
-      };
+    for (int query = 0, base = 0; query < live_; odd = !odd) {
+      const int here = min(chunks - base, kAtOnce), now = query, first = base;
+      const bool ends = first + kAtOnce >= chunks;
+      const auto* const softmax = reinterpret_cast<const float2*>(partials_.softmax(item_.tile, now)) + first;
+      float2 fresh = make_float2(-INFINITY, 0);
       if constexpr (kMails<Ready>) {
-        const auto written = [&](int c) { return lane_ + 32 * c < p_.head_dim; };
-        bool come;
-        do {
-          fresh = ready.read(softmax + mine);
-          each([&](int i, int c, bool there, const float* from) {
-            sum[i][c] = there && written(c) ? ready.read(from) : 0;
-          });
-          come = ready.has_come(fresh);
-          each([&](int i, int c, bool, const float*) { come &= ready.has_come(sum[i][c]); });
-        } while (__any_sync(~0U, int(!come)) != 0);
-      } else {
-        fresh = __ldcg(softmax + mine);
-        each([&](int i, int c, bool there, const float* from) { sum[i][c] = there ? __ldcg(from) : 0; });
+        if (lane_ < here) fresh = take(ready, softmax + lane_);
+        __syncwarp();
+      } else if (lane_ < here) {
+        fresh = __ldcg(softmax + lane_);
       }
-      const Item item = run().item(mine);
-      const bool touches = lane_ < here && seen(item.set, query).touches(item.chunk * kChunk, kChunk);
-      const unsigned sees = __ballot_sync(~0U, int(touches));
+      ends ? (++query, base = 0) : base += kAtOnce;
+      if (query < live_) fetch(query, base, !odd);
+      copy_async_group();
+      const Item item = run().item(first + lane_);
+      const bool touches = lane_ < here && seen(item.set, now).touches(item.chunk * kChunk, kChunk);
       float top = touches ? fresh.x : -INFINITY;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
@@ -504,42 +548,37 @@ class SplitWarp {
       }
       top = fmaxf(state.top, top);
       const float above = __shfl_up_sync(~0U, top, 1);
-      const Factors mine_f = factors_of(lane_ == 0 ? state.top : above, fresh.x, top);
+      const Factors mine = factors_of(lane_ == 0 ? state.top : above, fresh.x, top);
       state.top = __shfl_sync(~0U, top, 31);
+      factors[lane_] = {mine.old, mine.now, fresh.y, touches ? 1.0F : 0.0F};
+      copy_async_wait_groups<1>();
+      __syncwarp();
+      const float* sums = reinterpret_cast<const float*>(odd ? shared_.v : shared_.k) + lane_;
+#pragma unroll 4
+      for (int i = 0; i < here; ++i, sums += D) {
+        const float4 of_chunk = factors[i];
+        if (of_chunk.w == 0) continue;  // the query sees none of its keys
+        const Factors f{of_chunk.x, of_chunk.y};
+        state.sum = f.join(state.sum, of_chunk.z);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (i % 4 == 0 && i >= here) break;  // none sees a chunk that is not there
-        const Factors f{__shfl_sync(~0U, mine_f.old, i), __shfl_sync(~0U, mine_f.now, i)};
-        const float of_chunk = __shfl_sync(~0U, fresh.y, i);
-        const bool seen_by = (sees >> i & 1) != 0;
-        const float weights = f.join(state.sum, of_chunk);
-        state.sum = seen_by ? weights : state.sum;
+        for (int c = 0; c < kColumns; ++c) total[c] = f.join(total[c], sums[32 * c]);
+      }
+      __syncwarp();  // all of it has been read
+      if (!ends) continue;
+      bf16* const o = output_row(now);
+      const float share = share_of(state.sum);
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const float joined = f.join(total[c], sum[i][c]);
-          total[c] = seen_by ? joined : total[c];
+      for (int c = 0; c < kColumns; ++c) {
+        if (lane_ + 32 * c < p_.head_dim) {
+          const bf16 x = from_float<bf16>(__fmul_rn(total[c], share));
+          if constexpr (kMails<Ready>)
+            ready.put(o + lane_ + 32 * c, x);
+          else
+            o[lane_ + 32 * c] = x;
         }
+        total[c] = 0;
       }
-    }
-    bf16* const o = output_row(query);
-    const float share = share_of(state.sum);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      if (lane_ + 32 * c >= p_.head_dim) continue;
-      const bf16 x = from_float<bf16>(__fmul_rn(total[c], share));
-      if constexpr (kMails<Ready>)
-        ready.put(o + lane_ + 32 * c, x);
-      else
-        o[lane_ + 32 * c] = x;
-    }
-    if constexpr (kMails<Ready>) {
-#pragma unroll 1
-      for (int i = 0; i < chunks; ++i) {
-        if (i % 32 == lane_) ready.forget(softmax + i);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c)
-          if (lane_ + 32 * c < p_.head_dim) ready.forget(sums + i * D + 32 * c);
-      }
+      state = {};
     }
   }
 
@@ -573,7 +612,6 @@ class SplitWarp {
   int count_ = 0;              // items
   WorkItem item_;              // that is worked on
   ItemCursor<kTurns> cursor_;  // at the item whose keys were asked for last
-  int info_ = 0;               // which RunInfo tells of its run
   ChunkCopy<D> copy_;          // of its keys and values
   // Of the tile that is worked on; the stream is -1 where there is no query.
   int live_ = 0;
