@@ -84,6 +84,12 @@ bool launch_rows(const Exec& ex, Product<bf16> p) {
   const int stages = std::min(most_tiles * p.part_chunks, kEnough / kStageBytes);
   if (plan.depth * plan.tile_warps < stages) plan = plan_of<kRows>(p, most_tiles, most_shared());
   if (plan.depth == 0) return false;
+  // What a ring asks for beyond the time that memory takes stands in a line with what the next kernel asks
+  // for, and keeps this one waiting. Not so where most of the tiles are there before the product begins, or
+  // where it walks over so many that the next kernel matters little. (Measured on an H200.)
+  const int bridge = (plan.turns == 1 ? 60 : 40) << 10, ring_stages = plan.turns * p.part_chunks;  // bytes
+  if (plan.turns <= 3 && 5 * plan.depth < 3 * ring_stages)
+    plan.depth = std::min(plan.depth, int(ceil_div(bridge, plan.tile_warps * kStageBytes)));
   const LaunchShape shape{dim3(unsigned(clusters * kParts)), dim3(ClusterShape<kRows>::kThreads),
                           size_t(ClusterShape<kRows>(p, plan).bytes(plan)), unsigned(kParts)};
   const CUtensorMap w_map =
