@@ -142,8 +142,8 @@ TEST(BenchAttention, TimesBothPassesWithAndWithoutAWindow) {
                                      {"sps", 40 * 40 + 2 * 40 + 2 * 8 * 40 - 8 * 9},
                                      {"free_pause", 40 * 41}})
     for (const auto& [pass, flops] : {std::pair{"forward", 4.0}, {"backward", 10.0}}) {
-      const auto figure = [&](const char* unit) {
-        return j.at(family).at(pass + std::string(unit)).get<double>();
+      const auto figure = [&, f = family, p = pass](const char* unit) {
+        return j.at(f).at(p + std::string(unit)).get<double>();
       };
       EXPECT_GT(figure("_ms"), 0);
       EXPECT_NEAR(figure("_ms") * figure("_tflops") * 1e9, flops * 2 * pairs * 16,

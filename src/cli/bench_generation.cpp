@@ -1,6 +1,7 @@
 #include "cli/bench_generation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "base/progress.h"
@@ -94,7 +95,7 @@ void take_turn(const BenchSubject& subject, const StepTraffic& traffic, const Ge
 
 double quantile(std::vector<double> values, double q) {
   SPS_CHECK(!values.empty() && q >= 0 && q <= 1);
-  const auto at = values.begin() + std::ptrdiff_t(q * double(values.size() - 1) + 0.5);
+  const auto at = values.begin() + std::lround(q * double(values.size() - 1));
   std::nth_element(values.begin(), at, values.end());
   return *at;
 }
@@ -110,6 +111,7 @@ std::vector<std::vector<GenerationTimes>> bench_generation(const std::vector<Ben
   std::vector<std::vector<GenerationTimes>> all(subjects.size(),
                                                 std::vector<GenerationTimes>(bench.batches.size()));
   std::vector<StepTraffic> traffic;
+  traffic.reserve(subjects.size());
   for (const BenchSubject& s : subjects)
     traffic.emplace_back(make_plan(s.config()), dtype, s.int8() != nullptr);
   const bool gpu = device == Device::cuda;

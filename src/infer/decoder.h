@@ -41,8 +41,8 @@ struct DecoderOptions {
   // keys before it.
   bool share_prefixes = true;
   bool graphs = true;  // on a GPU; they change no bit
-  bool program =
-      true;  // graphs of a few kernels that run many operations each, where a GPU has them; the same
+  // Those of few rows are a few kernels that run many operations each, where a GPU has them; the same.
+  bool program = true;
   // Products read these in place of the store's rounded weights: on a CPU, in bf16. They must outlive the
   // decoder.
   const Int8Weights* int8 = nullptr;

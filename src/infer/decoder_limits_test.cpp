@@ -33,7 +33,7 @@ std::vector<std::vector<double>> decoded(Decoder& decoder, const std::vector<int
 // still causal.
 TEST(DecoderLimits, WindowsOfNothingOfAllAndAroundThem) {
   constexpr int64_t kLength = 12;
-  const auto is_dense = [](ModelKeys keys, const std::string& name) {
+  const auto is_dense = [](const ModelKeys& keys, const std::string& name) {
     const ModelConfig c = resolve(keys);
     const auto model = dense_model(c, DType::f64);
     const std::vector<int32_t> text = random_text(c, kLength, 3, false);

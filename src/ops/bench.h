@@ -5,6 +5,7 @@
 #include <benchmark/benchmark.h>
 
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "base/threads.h"
@@ -16,6 +17,22 @@ namespace sps::ops {
 inline void report_bytes(benchmark::State& state, int64_t bytes) {
   state.counters["GB/s"] =
       benchmark::Counter(double(bytes) * double(state.iterations()) * 1e-9, benchmark::Counter::kIsRate);
+}
+
+// Models of about 0.4 and 1.6 billion parameters.
+struct ModelWidth {
+  const char* name;
+  int64_t d, ffn;
+};
+inline constexpr ModelWidth kModelWidths[] = {{"M", 1024, 3072}, {"XL", 1600, 4800}};
+
+// cuda/WIDTH/NAME, by the wall's clock; run(state) works on that width. Arguments are the caller's to add.
+template <class Run>
+benchmark::internal::Benchmark* register_on_gpu(const ModelWidth& width, const std::string& name, Run run) {
+  return benchmark::RegisterBenchmark(("cuda/" + (width.name + ("/" + name))).c_str(), run)
+      ->UseRealTime()
+      ->MinTime(0.05)
+      ->Unit(benchmark::kMicrosecond);
 }
 
 // The yardstick: memcpy that moves range(0) bytes, on all threads.

@@ -96,6 +96,11 @@ __device__ __forceinline__ void arrive_at_block(uint32_t barrier) {
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
+// Before the copy engine's first use, in a block, of a map that lies in global memory, where the host has put
+// it.
+__device__ __forceinline__ void acquire_map(const CUtensorMap* map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
+}
 // A box of a matrix, `map` says how large: columns column.., rows row..; what lies outside is zero and
 // counts.
 __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int column,

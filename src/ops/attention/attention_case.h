@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -50,13 +51,13 @@ inline AttentionCase standard(AttentionCase c) {
   return c;
 }
 inline AttentionCase sps(AttentionCase c, int64_t w) {
-  return two_streams(c, Band::causal(), {1, w}, Band::causal(), {0, w});
+  return two_streams(std::move(c), Band::causal(), {1, w}, Band::causal(), {0, w});
 }
 inline AttentionCase reverse_sps(AttentionCase c, int64_t w) {
-  return two_streams(c, {0, w}, {1, Band::kInf}, {0, w}, Band::causal());
+  return two_streams(std::move(c), {0, w}, {1, Band::kInf}, {0, w}, Band::causal());
 }
 inline AttentionCase free_pause(AttentionCase c) {
-  return two_streams(c, Band::causal(), Band::none(), Band::causal(), Band::none());
+  return two_streams(std::move(c), Band::causal(), Band::none(), Band::causal(), Band::none());
 }
 
 class AttentionCall {

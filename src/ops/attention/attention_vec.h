@@ -108,8 +108,11 @@ inline void transpose(const uint32_t* src, int64_t src_stride, uint32_t* dst, in
 #ifdef __AVX512F__
   typedef uint32_t Words __attribute__((vector_size(64)));
   const auto swap = [](Words& a, Words& b, Words to_a, Words to_b) {
-    const Words first = __builtin_shuffle(a, b, to_a);
-    b = __builtin_shuffle(a, b, to_b);
+    const auto of_both = [&](Words at) {
+      return Words(_mm512_permutex2var_epi32(__m512i(a), __m512i(at), __m512i(b)));
+    };
+    const Words first = of_both(to_a);
+    b = of_both(to_b);
     a = first;
   };
   for (int64_t r0 = 0; r0 < rows; r0 += 16) {

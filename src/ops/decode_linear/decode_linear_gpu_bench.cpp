@@ -20,11 +20,6 @@ constexpr int64_t kLayers = 50, kVocab = 50304;  // all layers' weights of one k
 constexpr int64_t kMostRows = 64;
 constexpr int kRuns = 4;  // of the graph between two waits
 
-struct Width {
-  const char* name;
-  int64_t d, ffn;
-};
-constexpr Width kWidths[] = {{"M", 1024, 3072}, {"XL", 1600, 4800}};
 // `start`: of 128 features alone, to see what a product costs that has next to no weights.
 enum Kind { qkv, out, gate_up, down, layer, head, start, start_add, cublas_qkv, cublas_down };
 constexpr std::pair<Kind, const char*> kKinds[] = {
@@ -34,13 +29,13 @@ constexpr std::pair<Kind, const char*> kKinds[] = {
     {cublas_down, "linear/down"}};
 
 struct Model {
-  const Width width;
+  const ModelWidth width;
   Arena memory;
   std::vector<Tensor> qkv, out, gate_up, down;
   Tensor head, gain, residual, n, rstd, q, pair, h, delta, logits;
 
   void lay_out(Arena& a) {
-    const Width& w = width;
+    const ModelWidth& w = width;
     const auto weights = [&](int64_t to, int64_t from) { return a.take(DType::bf16, to, from); };
     for (auto* list : {&qkv, &out, &gate_up, &down}) list->clear();
     for (int64_t i = 0; i < kLayers; ++i) {
@@ -54,7 +49,7 @@ struct Model {
     q = weights(kMostRows, 3 * w.d), pair = weights(kMostRows, 2 * w.ffn), delta = weights(kMostRows, w.d);
     logits = a.take(DType::f32, kMostRows, kVocab);
   }
-  Model(const Exec& ex, const Width& w) : width(w) {
+  Model(const Exec& ex, const ModelWidth& w) : width(w) {
     Arena plan;
     lay_out(plan);
     memory = Arena(plan.peak(), Device::cuda);
@@ -103,7 +98,7 @@ struct Model {
   }
 };
 
-Model& model_of(const Exec& ex, const Width& width) {
+Model& model_of(const Exec& ex, const ModelWidth& width) {
   static std::unique_ptr<Model> model;
   if (model == nullptr || model->width.d != width.d) {
     model.reset();
@@ -112,7 +107,7 @@ Model& model_of(const Exec& ex, const Width& width) {
   return *model;
 }
 
-void products(benchmark::State& state, const Width& width, Kind kind) {
+void products(benchmark::State& state, const ModelWidth& width, Kind kind) {
   const Exec ex = open_gpu();
   Model& model = model_of(ex, width);
   const int64_t rows = state.range(0);
@@ -156,16 +151,12 @@ void copy(benchmark::State& state) {
 void register_all() {
   if (gpu_count() == 0) return;
   benchmark::RegisterBenchmark("cuda/copy", copy)->Arg(int64_t{4} << 30)->UseRealTime();
-  for (const Width& width : kWidths)
+  for (const ModelWidth& width : kModelWidths)
     for (const auto& [kind, name] : kKinds)
-      benchmark::RegisterBenchmark((std::string("cuda/") + width.name + "/" + name).c_str(),
-                                   [width, kind = kind](benchmark::State& s) { products(s, width, kind); })
+      register_on_gpu(width, name, [width, kind = kind](auto& state) { products(state, width, kind); })
           ->ArgNames({"rows", "cluster"})
           ->ArgsProduct({{1, 2, 4, 8}, {0, 1}})
-          ->ArgsProduct({{9, 16, 32, 64}, {1}})
-          ->UseRealTime()
-          ->MinTime(0.05)
-          ->Unit(benchmark::kMicrosecond);
+          ->ArgsProduct({{9, 16, 32, 64}, {1}});
 }
 [[maybe_unused]] const bool registered = (register_all(), true);
 

@@ -126,24 +126,24 @@ void parts_are_the_whole(const Backend& b, const Shape& s) {
   set_thread_count(before);
 }
 
+// f(backend) for all of them; on a GPU also with one kernel for all calls of few bf16 rows, and with the
+// other.
+template <class F>
+void with_every_kernel(F&& f) {
+  for (const Backend& b : fast_backends()) f(b);
 #ifdef SPS_HAS_CUDA
-// Another kernel takes the calls of few rows: all of them, or none.
-struct DirectRows {
   const int before = most_direct_rows;
-  explicit DirectRows(int rows) { most_direct_rows = rows; }
-  ~DirectRows() { most_direct_rows = before; }
-};
+  for (const int rows : {1, 8}) {
+    most_direct_rows = rows;
+    for (const Backend& b : fast_backends())
+      if (b.device == Device::cuda && b.dtype == DType::bf16) f(b);
+  }
+  most_direct_rows = before;
 #endif
+}
 
 TEST_P(DecodeLinearOfShapes, ARowDoesNotDependOnTheOthers) {
-  for (const Backend& b : fast_backends()) parts_are_the_whole(b, GetParam());
-#ifdef SPS_HAS_CUDA
-  for (const int rows : {1, 8}) {
-    const DirectRows direct(rows);
-    for (const Backend& b : fast_backends())
-      if (b.device == Device::cuda && b.dtype == DType::bf16) parts_are_the_whole(b, GetParam());
-  }
-#endif
+  with_every_kernel([&](const Backend& b) { parts_are_the_whole(b, GetParam()); });
   const ForceBf16Fallback no_tiles;
   parts_are_the_whole({Device::cpu, DType::bf16}, GetParam());
 }
@@ -273,14 +273,7 @@ void blocks_are_cut(const Backend& backend, const Shape& s) {
 }
 
 TEST_P(DecodeLinearInBlocks, WhatStandsBesideItChangesNothingOfThat) {
-  for (const Backend& backend : fast_backends()) blocks_are_cut(backend, GetParam());
-#ifdef SPS_HAS_CUDA
-  for (const int rows : {1, 8}) {
-    const DirectRows direct(rows);
-    for (const Backend& backend : fast_backends())
-      if (backend.device == Device::cuda && backend.dtype == DType::bf16) blocks_are_cut(backend, GetParam());
-  }
-#endif
+  with_every_kernel([&](const Backend& b) { blocks_are_cut(b, GetParam()); });
 }
 
 // Numbers that are none in one row, or in rows of w that are not asked for, stay there.

@@ -17,11 +17,6 @@ namespace {
 constexpr int64_t kLayers = 24;
 constexpr int kRuns = 10;  // of the graph between two waits
 
-struct Width {
-  const char* name;
-  int64_t d, ffn;
-};
-constexpr Width kWidths[] = {{"M", 1024, 3072}, {"XL", 1600, 4800}};
 enum Kind : unsigned { qkv = 1, out = 2, gate_up = 4, down = 8, layer = 15 };
 constexpr std::pair<Kind, const char*> kKinds[] = {{layer, "layer"},
                                                    {qkv, "norm+qkv"},
@@ -37,7 +32,7 @@ struct Layers {
   Tensor qkv, out, gate_up, down;  // of all layers
   Tensor gain, residual, n, rstd, q, pair, h, delta;
 
-  void lay_out(Arena& a, const Width& w, int64_t rows) {
+  void lay_out(Arena& a, const ModelWidth& w, int64_t rows) {
     const auto acts = [&](int64_t r, int64_t cols) { return a.take(DType::bf16, r, cols); };
     qkv = acts(kLayers * 3 * w.d, w.d), out = acts(kLayers * w.d, w.d);
     gate_up = acts(kLayers * 2 * w.ffn, w.d), down = acts(kLayers * w.d, w.ffn);
@@ -46,7 +41,7 @@ struct Layers {
     n = acts(rows, w.d), q = acts(rows, 3 * w.d), pair = acts(rows, 2 * w.ffn), h = acts(rows, w.ffn);
     delta = acts(rows, w.d);
   }
-  Layers(const Width& w, int64_t rows) {
+  Layers(const ModelWidth& w, int64_t rows) {
     Arena plan;
     lay_out(plan, w, rows);
     memory = Arena(plan.peak(), Device::cuda);  // zeros: as fast as other numbers
@@ -84,7 +79,7 @@ struct Layers {
   }
 };
 
-void products(benchmark::State& state, const Width& width, Kind kind, int how) {
+void products(benchmark::State& state, const ModelWidth& width, Kind kind, int how) {
   const Exec ex = open_gpu();
   Layers layers(width, state.range(0));
   const int64_t bytes = layers.issue(ex, kind, nullptr);  // what is made once is made outside the graph
@@ -105,16 +100,12 @@ void products(benchmark::State& state, const Width& width, Kind kind, int how) {
 
 void register_all() {
   if (gpu_count() == 0 || !DecodeProgram::usable(open_gpu())) return;
-  for (const Width& width : kWidths)
+  for (const ModelWidth& width : kModelWidths)
     for (const auto& [kind, name] : kKinds)
       for (const auto& [how, which] : kHows)
-        benchmark::RegisterBenchmark(
-            (std::string("cuda/") + width.name + "/" + name + which).c_str(),
-            [width, kind = kind, how = how](benchmark::State& s) { products(s, width, kind, how); })
-            ->ArgsProduct({{1, 2, 4, 8}})
-            ->UseRealTime()
-            ->MinTime(0.05)
-            ->Unit(benchmark::kMicrosecond);
+        register_on_gpu(width, std::string(name) + which, [width, kind = kind, how = how](auto& state) {
+          products(state, width, kind, how);
+        })->ArgsProduct({{1, 2, 4, 8}});
 }
 [[maybe_unused]] const bool registered = (register_all(), true);
 

@@ -46,20 +46,16 @@ __device__ __forceinline__ void run_program(const Program& given, unsigned char*
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoaderRegisters));
     if (warp == kLoader) load_weights(program, memory, rest);
-    return;
   }
-  const auto end = [] {
-    asm volatile("bar.sync %0, %1;" ::"n"(kEndBarrier), "n"(kLoader * kWarp) : "memory");
-  };
-  end();
   // Nobody looks at a counter any more when all blocks are here: the last one leaves zeros behind.
   Own* const own = reinterpret_cast<Own*>(program.counters + program.stages * kCounterStep);
+  __syncthreads();
+  bool last = false;
   if (me == 0) {
     __threadfence();
-    rest.last = atomicInc(&own->ended, gridDim.x - 1) == gridDim.x - 1;
+    last = atomicInc(&own->ended, gridDim.x - 1) == gridDim.x - 1;
   }
-  end();
-  if (!rest.last) return;
+  if (__syncthreads_or(int(last)) == 0) return;
   __threadfence();
   if (me == 0) ++own->launches;
   for (int n = me; warp < kWorkers && n < program.stages; n += kWorkerThreads)

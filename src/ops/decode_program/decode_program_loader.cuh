@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_weights(const Program& program, unsigned ch
     const Record* const record = program.records + n;
     push_bytes(kStagePiece, kStageBytes, record);
     if (s.ends) return;
-    if (lane == 0) hopper::prefetch_map(&record->weights);
+    if (lane == 0) hopper::acquire_map(&record->weights);
     if (p.gain != nullptr) push_bytes(gain_piece(p.k), p.k * int(sizeof(float)), p.gain);
     const bool pairs = s.pairs();
     const int pieces = s.pieces, piece_chunks = s.piece_chunks, size = piece_chunks * kSlice,

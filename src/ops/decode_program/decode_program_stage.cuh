@@ -25,8 +25,7 @@ constexpr int kUnderWay = 48 << 10;   // bytes of pieces that a block waits for,
 constexpr int kSumsBytes = 8 << 10;   // of the tiles that are added up together
 constexpr int kCounterStep = 32;      // unsigned numbers from one counter to the next: lines of their own
 constexpr int kWorkersBarrier = 1;    // number of the barrier among the workers
-constexpr int kEndBarrier = 2;        // among them and attention's warps
-constexpr int kFirstPartBarrier = 3;  // among the warps of a part of k, of which there are at most 4 then
+constexpr int kFirstPartBarrier = 2;  // among the warps of a part of k, of which there are at most 4 then
 constexpr int kMostAwaited = 4;
 
 // Everything of a product that does not depend on what is computed, so that a block finds its part without
@@ -123,7 +122,6 @@ struct Rest {
   // Read where it is needed, for attention wants the registers.
   Program program;
   unsigned char *mail, *other_mail;  // this launch's, the next one's
-  bool last;
 };
 
 }  // namespace sps::ops::decode_program

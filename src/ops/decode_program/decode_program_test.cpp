@@ -133,15 +133,27 @@ class DecodeProgramTest : public testing::Test {
   }
 };
 
-TEST_F(DecodeProgramTest, GivesTheBitsOfTheCalls) {
+// A test for each, so that slow tools can take some.
+class DecodeProgramOfShapes : public DecodeProgramTest, public testing::WithParamInterface<Shape> {};
+TEST_P(DecodeProgramOfShapes, GivesTheBitsOfTheCalls) {
+  compare(GetParam(), 1000, 3);
+}
+std::vector<Shape> shapes() {
+  std::vector<Shape> all = {{4, 2048, 2112, 1000, 2, 16}, {1, 4096, 1024, 1000, 1}};
   for (const int64_t rows : {1, 2, 3, 5, 8})
     for (const Shape& s : {Shape{rows, 64, 128, 5, 1}, Shape{rows, 192, 320, 100, 3, 8},
                            Shape{rows, 1024, 3072, 5003, 3}, Shape{rows, 1600, 4800, 3000, 2}})
-      compare(s, 1000, 3);
+      all.push_back(s);
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, DecodeProgramOfShapes, testing::ValuesIn(shapes()), [](const auto& shape) {
+  const Shape& s = shape.param;
+  return fmt::format("{}x{}x{}", s.rows, s.d, s.ffn);
+});
+
+TEST_F(DecodeProgramTest, GivesThemWithoutMail) {
   compare({2, 192, 320, 100, 3, 8}, 1000, 3, false);
   compare({1, 1024, 3072, 5003, 3}, 1000, 3, false);
-  compare({4, 2048, 2112, 1000, 2, 16}, 1000, 2);
-  compare({1, 4096, 1024, 1000, 1}, 1000, 2);
 }
 
 TEST_F(DecodeProgramTest, MayBeCutIntoLaunches) {

@@ -1,8 +1,8 @@
 // What the warps that multiply do with a stage. Its own path, from the mail that it waits for to the mail
 // that it sends, is what a step takes; everything else stands before the waiting.
 //
-// Of the rows a warp fetches the part of k that it multiplies itself; where they are normed, its squares as
-// well, which lie beside the sums. Sums are made of the same parts, in the same order, as
+// A warp fetches of each row the part of k that it multiplies itself; where rows are normed, it leaves the
+// part's sum of squares beside its sums. Sums are made of the same parts, in the same order, as
 // decode_linear_product.cuh makes them; one barrier stands before they are added up.
 #pragma once
 
