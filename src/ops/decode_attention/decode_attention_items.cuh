@@ -232,6 +232,33 @@ class ItemCursor {
     tile_ = int(unsigned(at) / unsigned(items_)), nth_ = at - tile_ * items_;
     return count;
   }
+  // What start(), which has found `count`, and enter() know, for the warp's record: an equal one's cursor and
+  // run after take(), which returns the count.
+  __device__ uint4 record(const RunInfo& run, int count, uint32_t number) const {
+    const int lane = int(threadIdx.x) & 31;
+    const auto* const words = reinterpret_cast<const uint32_t*>(&run);
+    const int own[kOwnWords] = {count, run_, tile_, nth_, items_, rows_set_, rows_chunk_};
+    uint4 x = make_uint4(uint32_t(rows_), 0, 0, number);
+    if (count > 0) x.y = words[lane];
+    if (count > 0 && 32 + lane < kRunWords) x.z = words[32 + lane];
+#pragma unroll
+    for (int i = 0; i < kOwnWords; ++i)
+      if (lane == kFirstOwn + i) x.z = uint32_t(own[i]);
+    return x;
+  }
+  __device__ int take(const uint4& record, RunInfo& run) {
+    const int lane = int(threadIdx.x) & 31;
+    auto* const words = reinterpret_cast<uint32_t*>(&run);
+    words[lane] = record.y;
+    if (32 + lane < kRunWords) words[32 + lane] = record.z;
+    const auto own = [&](int i) { return int(__shfl_sync(~0U, record.z, kFirstOwn + i)); };
+    const int count = own(0);
+    run_ = own(1), tile_ = own(2), nth_ = own(3), items_ = own(4), rows_set_ = own(5), rows_chunk_ = own(6);
+    rows_ = int(record.x);
+    __syncwarp();
+    if (count > 0) locate(run);
+    return count;
+  }
   // To the tile's next item, of those that `run` tells of.
   __device__ void next(const RunInfo& run) {
     ++nth_;
@@ -290,6 +317,11 @@ class ItemCursor {
   }
 
  private:
+  // Of a record's 32 times three words besides its number: a lane's row of chunks, then the run's words, at
+  // the end those of the cursor itself.
+  static constexpr int kRunWords = int(sizeof(RunInfo) / 4), kOwnWords = 7, kFirstOwn = 32 - kOwnWords;
+  static_assert(kRunWords >= 32 && kRunWords <= 32 + kFirstOwn);
+
   __device__ void locate(const RunInfo& run) {
     at_ = {-1, 0};
     if (nth_ >= run.all_chunks()) return;
@@ -319,13 +351,21 @@ class ChunkCopy {
            keys.end <= run.begin[set.stream];
   }
   __device__ void set_whole(int first_row) { whole_ = true, where_[0] = first_row; }
-  __device__ void set_parts(const Problem& p, const RunInfo& run, const Item& item, int key_head) {
+  // first_row: where the chunk lies, if that is in one piece.
+  __device__ void set_parts(const Problem& p, const RunInfo& run, const Item& item, int key_head,
+                            int first_row) {
     whole_ = false;
+    const DeviceKeys& set = p.set[item.set];
     const Interval keys = run.sets[item.set].within(item.chunk);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int position = item.chunk * kChunk + 32 * half + (int(threadIdx.x) & 31);
-      where_[half] = keys.has(position) ? run.where(p, item.set, key_head, position) : kNowhere;
+      const int in = 32 * half + (int(threadIdx.x) & 31), position = item.chunk * kChunk + in;
+      if (!keys.has(position))
+        where_[half] = kNowhere;
+      else if (set.whole_chunks && position < run.begin[set.stream])
+        where_[half] = first_row + in;
+      else
+        where_[half] = run.where(p, item.set, key_head, position);
     }
   }
   // Issues the copy of keys, or of values, which `rows` says where to find.

@@ -45,11 +45,23 @@ class SplitWarp {
       : p_(p), partials_(partials), shared_(shared), lane_(int(threadIdx.x) & 31) {}
 
   // Returns how many items there are for this warp.
-  __device__ int start(Share share) {
-    count_ = cursor_.start(p_, partials_, share);
-    if (count_ == 0) return 0;
-    cursor_.enter(p_, shared_.run);
-    ask_item<kTurns ? From::cached_or_zero : From::cached>();
+  __device__ int start(Share share, const Schedule& schedule = {}) {
+    const bool leaves = schedule.records != nullptr;
+    uint4* const place = static_cast<uint4*>(schedule.records) + share.warp() * 32 + lane_;
+    uint32_t number = 0;
+    bool found = false;
+    if (leaves) {
+      number = uint32_t(__ldcg(schedule.number));
+      const uint4 record = __ldcg(place);
+      found = __all_sync(~0U, int(record.w == number)) != 0;
+      if (found) count_ = cursor_.take(record, shared_.run);
+    }
+    if (!found) {
+      count_ = cursor_.start(p_, partials_, share);
+      if (count_ > 0) cursor_.enter(p_, shared_.run);
+    }
+    if (count_ > 0) ask_item<kTurns ? From::cached_or_zero : From::cached>();
+    if (leaves && !found) *place = cursor_.record(shared_.run, count_, number);
     return count_;
   }
 
@@ -125,10 +137,13 @@ class SplitWarp {
   __device__ void find_keys() {
     const Item at = cursor_.at();
     if (at.set < 0) return;
+    const DeviceKeys& keys = p_.set[at.set];
+    const int key_head = cursor_.key_head(partials_),
+              first_row = keys.whole_chunks ? cursor_.chunk_row(p_, run()) + key_head * keys.rows : 0;
     if (ChunkCopy<D>::is_whole(p_, run(), at))
-      copy_.set_whole(cursor_.chunk_row(p_, run()) + cursor_.key_head(partials_) * p_.set[at.set].rows);
+      copy_.set_whole(first_row);
     else
-      copy_.set_parts(p_, run(), at, cursor_.key_head(partials_));
+      copy_.set_parts(p_, run(), at, key_head, first_row);
   }
   // Those keys, or their values.
   template <From kFrom>
