@@ -75,12 +75,18 @@ CUtensorMap chunk_map(const bf16* data, int k, int64_t rows, int64_t stride, int
 template <int kRows, int kParts, bool kSwiglu>
 bool launch_rows(const Exec& ex, Product<bf16> p) {
   constexpr int kEnough = 32 << 10;  // bytes of weights under way on a multiprocessor
+  constexpr int kAlone = 512 << 10;  // bytes of a block's weights
   constexpr int kTileRows = kSwiglu ? kTileFeatures / 2 : kTileFeatures;
   p.tiles = int(ceil_div(p.outputs, kTileRows));
   const int clusters = std::min(most_clusters(kParts), p.tiles);
   if (clusters == 0) return false;
   const int most_tiles = int(ceil_div(p.tiles, clusters));
-  ClusterPlan plan = plan_of<kRows>(p, most_tiles, half_shared());
+  // Behind a kernel whose blocks are still there, blocks of half a multiprocessor's memory come in pairs to
+  // where there is room for two, and have half the time. With much to bring that costs more than what they
+  // would have brought by the time that the multiprocessor is theirs (a head on an H200: 70 microseconds for
+  // 37).
+  const bool alone = int64_t{most_tiles} * p.part_chunks * kStageBytes >= kAlone;
+  ClusterPlan plan = plan_of<kRows>(p, most_tiles, alone ? most_shared() : half_shared());
   const int stages = std::min(most_tiles * p.part_chunks, kEnough / kStageBytes);
   if (plan.depth * plan.tile_warps < stages) plan = plan_of<kRows>(p, most_tiles, most_shared());
   if (plan.depth == 0) return false;
@@ -88,7 +94,7 @@ bool launch_rows(const Exec& ex, Product<bf16> p) {
   // for, and keeps this one waiting. Not so where most of the tiles are there before the product begins, or
   // where it walks over so many that the next kernel matters little. (Measured on an H200.)
   const int bridge = (plan.turns == 1 ? 60 : 40) << 10, ring_stages = plan.turns * p.part_chunks;  // bytes
-  if (plan.turns <= 3 && 5 * plan.depth < 3 * ring_stages)
+  if (!alone && plan.turns <= 3 && 5 * plan.depth < 3 * ring_stages)
     plan.depth = std::min(plan.depth, int(ceil_div(bridge, plan.tile_warps * kStageBytes)));
   const LaunchShape shape{dim3(unsigned(clusters * kParts)), dim3(ClusterShape<kRows>::kThreads),
                           size_t(ClusterShape<kRows>(p, plan).bytes(plan)), unsigned(kParts)};
