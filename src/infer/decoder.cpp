@@ -50,14 +50,15 @@ Decoder::Decoder(const ModelConfig& config, const ModelParameters& parameters, c
   keys_.resize(caches_.pairs().size());
 
   const int64_t most = options_.step_rows + most_pred_rows_;
-  const auto numbers = size_t(3 * most + most_pred_rows_ + 10 * options_.slots + int64_t(table_.size()));
+  const auto numbers = size_t(3 * most + most_pred_rows_ + 10 * options_.slots + 1 + int64_t(table_.size()));
   const bool gpu = ex_.device == Device::cuda;
   staged_ = Bytes(numbers * sizeof(int32_t), gpu ? Memory::pinned : Memory::host);
   if (gpu) on_device_ = Bytes(numbers * sizeof(int32_t), Memory::device);
+  schedules_ = ops::DecodeSchedules(ex_);
 }
 
 DecoderMemory Decoder::memory() const {
-  return {caches_.paged_bytes(), caches_.ring_bytes(), memory_.peak() + staged_.size(),
+  return {caches_.paged_bytes(), caches_.ring_bytes(), memory_.peak() + staged_.size() + schedules_.bytes(),
           options_.int8 != nullptr ? options_.int8->bytes() : 0};
 }
 
@@ -165,7 +166,7 @@ void Decoder::put_lists(std::span<const Run> runs) {
   const int64_t most = options_.step_rows + most_pred_rows_, n = options_.slots;
   const auto tokens = list(most), positions = list(most), starts = list(most),
              sources = list(most_pred_rows_);
-  const auto slot = list(n), picks = list(n);
+  const auto slot = list(n), picks = list(n), number = list(1);
   std::array<std::array<std::span<int32_t>, 4>, ops::kMaxQueryStreams> streams;
   for (auto& stream : streams)
     for (auto& l : stream) l = list(n);
@@ -209,6 +210,8 @@ void Decoder::put_lists(std::span<const Run> runs) {
     if (run.left == 0) picks[size_t(picked++)] = int32_t((c.readout == Readout::pred ? p : x) - 1);
   }
   std::ranges::copy(table_, table.begin());
+  number_ = number_ == INT32_MAX ? 1 : number_ + 1;
+  number[0] = number_;
 
   const int32_t* there = begin;
   if (ex_.device == Device::cuda) {
@@ -224,6 +227,7 @@ void Decoder::put_lists(std::span<const Run> runs) {
   sources_ = at(sources, 0, p_rows_), picks_ = at(picks, 0, picked);
   lists_.runs = count, lists_.longest = longest, lists_.slot = at(slot, 0, count);
   lists_.table = {at(table, 0, int64_t(table.size())), per_slot_};
+  lists_.schedules = &schedules_, lists_.number = at(number, 0, 1);
   for (size_t s = 0; s < streams.size(); ++s) {
     const auto& l = streams[s];
     lists_.stream[s] = {at(l[0], 0, count), at(l[1], 0, count), at(l[2], 0, count), at(l[3], 0, count),

@@ -213,6 +213,8 @@ class Decoder {
   Arena memory_;
   Buffers b_;
   Bytes staged_, on_device_;  // the step's lists
+  ops::DecodeSchedules schedules_;
+  int32_t number_ = 0;  // of the step; 0 is none's
   StreamMark lists_copied_;
 
   ops::DecodeProgram* program_ = nullptr;  // while a graph is recorded

@@ -1,5 +1,7 @@
 #include "ops/decode_attention/decode_attention.h"
 
+#include <algorithm>
+
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "tensor/device.h"
 
@@ -24,6 +26,7 @@ void check_step(const DecodeShape& shape, const DecodeStep& step) {
   SPS_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0 && shape.head_dim > 0);
   const auto runs = size_t(step.runs);
   SPS_CHECK(step.runs >= 0 && step.slot.size() >= runs);
+  SPS_CHECK(step.schedules == nullptr || step.number.size() == 1);
   for (const StepRows& s : step.stream)
     SPS_CHECK(s.row.size() >= runs && s.count.size() >= runs && s.begin.size() >= runs &&
               s.first.size() >= runs);
@@ -61,6 +64,20 @@ DType check_call(const DecodeShape& shape, const DecodeStep& step, const DecodeQ
 }
 
 }  // namespace
+
+DecodeSchedules::DecodeSchedules(const Exec& ex) {
+  if constexpr (kCudaBuilt)
+    if (ex.device == Device::cuda) memory_ = Bytes(kMostKinds * schedule_bytes_cuda(), Memory::device);
+}
+
+std::byte* DecodeSchedules::place(const Key& kind) {
+  if (bytes() == 0) return nullptr;
+  const auto found = std::ranges::find(kinds_, kind);
+  const auto at = size_t(found - kinds_.begin());
+  if (at == kMostKinds) return nullptr;
+  if (found == kinds_.end()) kinds_.push_back(kind);
+  return memory_.data() + at * (bytes() / kMostKinds);
+}
 
 void decode_attention(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
                       const std::array<DecodeQueries, kMaxQueryStreams>& queries,

@@ -129,6 +129,23 @@ bool add_rotation(Problem& p, const DecodeStep& step, const DecodeQuerySet& quer
   return fits && (norms == 0 || norms == turned);
 }
 
+// What warps find out depends on the step's lists and on these alone.
+Schedule schedule_of(const DecodeStep& step, const Problem& p) {
+  if (step.schedules == nullptr) return {};
+  DecodeSchedules::Key key{};
+  size_t n = 0;
+  const auto put = [&](auto... numbers) { ((key.at(n++) = int32_t(numbers)), ...); };
+  put(p.per_slot, p.kv_heads, p.group, p.head_dim, p.most_items, p.turns);
+  for (const DeviceStream& s : p.stream) {
+    put(s.q != nullptr);
+    for (const DeviceBand band : s.band) put(band.lo, band.hi);
+  }
+  for (const DeviceKeys& s : p.set)
+    put(s.k != nullptr, s.stream, s.rows, s.paged, s.whole_chunks, s.turned != nullptr, s.keep);
+  std::byte* const place = step.schedules->place(key);
+  return place == nullptr ? Schedule{} : Schedule{place, step.number.data()};
+}
+
 // Keys of several pairs. A block takes some rows of a run: all heads of both tensors, a piece to a thread.
 constexpr int kKeepThreads = 128, kKeepRows = 16, kPairsOfLaunch = 32;
 
@@ -198,7 +215,7 @@ void decode_attention_cuda(const Exec& ex, const DecodeShape& shape, const Decod
   const decode::Problem p = decode::make_problem(shape, step, queries, keys);
   if (p.streams == 0 || p.runs == 0 || p.longest == 0) return;
   if (!decode::tensor_cores_serve(p)) return decode::attend_check(ex, p);
-  decode::attend_split(ex, p);
+  decode::attend_split(ex, p, decode::schedule_of(step, p));
   if (p.longest > 1) decode::attend_walk(ex, p);
 }
 
@@ -213,7 +230,7 @@ void decode_attention_rotated_cuda(const Exec& ex, const DecodeShape& shape, con
                                    const DecodeRotation& rotation) {
   const std::optional<decode::Problem> p = decode::rotated_problem(shape, step, queries, keys, rotation);
   SPS_CHECK(p);
-  if (p->runs > 0) decode::attend_split(ex, *p);
+  if (p->runs > 0) decode::attend_split(ex, *p, decode::schedule_of(step, *p));
 }
 
 void keep_keys_cuda(const Exec& ex, int64_t head_dim, const DecodeStep& step,

@@ -31,10 +31,12 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "ops/attention/attention.h"
 #include "ops/rope/rope.h"
 #include "tensor/exec.h"
+#include "tensor/memory.h"
 
 namespace sps::ops {
 
@@ -56,12 +58,34 @@ struct StepRows {
   std::span<const int32_t> document_start;
 };
 
+// What a call must find out before it can begin (which keys a part of a GPU takes, and where they lie) is the
+// same for all calls of a step that differ in the places of rows alone. The first of them leaves it here for
+// the others; no bit depends on it. For one step at a time; on a CPU nothing is left.
+class DecodeSchedules {
+ public:
+  static constexpr size_t kMostKinds = 8;  // of calls; what more there are find out for themselves
+  static constexpr int kKeyNumbers = 48;
+  using Key = std::array<int32_t, kKeyNumbers>;  // all that calls of a kind have in common
+
+  DecodeSchedules() = default;
+  explicit DecodeSchedules(const Exec& ex);  // takes the device's memory
+  // The kind's place, of bytes() / kMostKinds; null: there is none. Forgets no kind.
+  std::byte* place(const Key& kind);
+  size_t bytes() const { return memory_.size(); }
+
+ private:
+  Bytes memory_;
+  std::vector<Key> kinds_;
+};
+
 struct DecodeStep {
   int64_t runs = 0;
   int64_t longest = 0;  // most rows of a run
   std::span<const int32_t> slot;
   std::array<StepRows, kMaxQueryStreams> stream;
   PageTable table;
+  DecodeSchedules* schedules = nullptr;  // may be missing
+  std::span<const int32_t> number = {};  // beside them: one that no other step with them has; not 0
 };
 
 struct DecodeShape {

@@ -83,7 +83,9 @@ void decode(benchmark::State& state, Backend backend, Workload w) {
   OnDevice on(backend.device);
   fill(on.exec(), t.q[0], t.turned, dtype);
   fill(on.exec(), t.caches.front()[0].k, t.caches.back()[w.window ? 1 : 0].v, dtype);
-  DecodeStep step{sequences, 1, on.ids(slot), {}, {on.ids(pages), per_slot}};
+  DecodeSchedules schedules(on.exec());
+  DecodeStep step{sequences,           1, on.ids(slot), {}, {on.ids(pages), per_slot}, &schedules,
+                  on.ids(one).first(1)};
   for (StepRows& s : step.stream) s = {on.ids(slot), on.ids(one), on.ids(begin), on.ids(zero), on.ids(zero)};
   std::array<DecodeQueries, kMaxQueryStreams> queries;
   DecodeRotation rotation;

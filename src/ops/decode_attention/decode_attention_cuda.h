@@ -94,6 +94,14 @@ struct Partials {
     return data + tile * of_tile() + (int64_t{queries} * 2 + int64_t{query} * width) * items;
   }
 };
+// Of the call's kind, see DecodeSchedules: every warp's record, kRecordBytes each. One that an earlier call
+// of the step has left bears the step's number in each of its 16 bytes.
+struct Schedule {
+  void* records = nullptr;  // null: none is left
+  const int32_t* number = nullptr;
+};
+constexpr int kRecordBytes = 32 * 16;
+
 // What kernels are made for.
 constexpr int padded_head(int head_dim) {
   return head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : 128;
@@ -107,7 +115,7 @@ std::optional<Problem> rotated_problem(const DecodeShape& shape, const DecodeSte
                                        const DecodeRotation& rotation);
 
 void attend_check(const Exec& ex, const Problem& p);
-void attend_split(const Exec& ex, const Problem& p);
+void attend_split(const Exec& ex, const Problem& p, const Schedule& schedule);
 void attend_walk(const Exec& ex, const Problem& p);
 
 }  // namespace sps::ops::decode

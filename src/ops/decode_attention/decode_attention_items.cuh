@@ -2,7 +2,7 @@
 // head see; a warp has it to itself, from the copy to the sums, so that nothing wider than a warp ever waits.
 //
 // Items are numbered run by run, tile of queries by tile, set by set, chunk by chunk, and dealt evenly. Keys
-// of a warp's next item are asked for when those of the one before have been multiplied, values likewise.
+// of the tile's next item are asked for when those of the one before have been multiplied, values likewise.
 #pragma once
 
 #include "ops/decode_attention/decode_attention_tiles.cuh"
@@ -64,7 +64,8 @@ struct RunLists {
     if (longer || (!kTurns && queries(p) == 0)) return 0;
     int chunks = 0;
 #pragma unroll
-    for (int set = 0; set < kMaxKeySets; ++set) chunks += keys({seen(p, set, 0), seen(p, set, 1)}).chunks();
+    for (int set = 0; set < kMaxKeySets; ++set)
+      if (p.set[set].k != nullptr) chunks += keys({seen(p, set, 0), seen(p, set, 1)}).chunks();
     return max(chunks, 1);
   }
 };
@@ -146,13 +147,12 @@ struct WorkItem {
   int nth = 0;              // of those
   int key_head = 0;         // of the tile
   int first = 0;            // its first query in the run
-  int info = 0;             // which of the warp's two RunInfo tells of its run
   int set = -1, chunk = 0;  // set is -1 where nothing is seen
 };
 
-// Which of all items a warp takes: they are shared out over `parts` (multiprocessors), and over `subs` warps
-// of each. Where there are as many warps as tiles of queries or more, the shares end where tiles do, and each
-// tile is shared out evenly: going from tile to tile costs a warp as much as several items.
+// Which of all items a warp takes: they are shared out evenly over `parts` (multiprocessors), and over `subs`
+// warps of each. But where a tile ends within two items of a share, the share ends there: going from tile to
+// tile costs a warp as much.
 struct Share {
   int part, parts, sub, subs;
 
@@ -168,9 +168,11 @@ class ItemCursor {
  public:
   // Goes to the first item of a share; returns how many there are.
   //
-  // With n items and W warps, the tiles before an item x take round(x W / n) warps. Share k begins at the
-  // first tile's end that takes k, or within a tile that takes more.
+  // Share k of W begins where k W-ths of the items end, if tiles were of that size; the numbers of shares
+  // that tiles take up to their ends are moved to whole ones that are near, and shares within a tile are
+  // even.
   __device__ int start(const Problem& p, const Partials& partials, Share share) {
+    constexpr int kShare = 16;  // parts of a share that are told apart
     const int lane = int(threadIdx.x) & 31, of_run = p.kv_heads * partials.tiles, warps = share.warps();
     const int k = share.warp() + (lane & 1);  // even lanes look for the beginning, odd ones for the end
     int n = 0, here = 0, end = 0;             // of 32 runs: each one's items of a tile, and those up to it
@@ -206,17 +208,19 @@ class ItemCursor {
       if (pass == 0) {
         n = before;
         if (n == 0) return 0;
-        shift = max(64 - __clz(n) - __clz(2 * warps) - 31, 0), all_units = unsigned(n >> shift);
-        // The item before the first place where the tiles before take k.
-        const auto unit = (unsigned(2 * k - 1) * all_units + 2 * warps - 1) / unsigned(2 * warps);
-        sought = k == 0 || k == warps ? 0 : int(unit << shift) - 1;
+        shift = max(64 - __clz(n) - __clz(kShare * warps) - 31, 0), all_units = unsigned(n >> shift);
+        sought = min(int(unsigned(k) * all_units / unsigned(warps) << shift), n - 1);
       } else if (pass == 1) {
-        const auto taken = [&](int items) {
-          return int((2 * unsigned(items >> shift) * unsigned(warps) + all_units) / (2 * all_units));
+        const unsigned near = min(2U * kShare * unsigned(warps) / unsigned(n), kShare / 2U);
+        const auto taken = [&](int items) {  // shares up to there
+          const unsigned exact = unsigned(items >> shift) * (kShare * unsigned(warps)) / all_units,
+                         whole = (exact + kShare / 2) / kShare * kShare;
+          return int(unsigned(abs(int(exact - whole))) <= near ? whole : exact);
         };
-        const int from = begin + int(unsigned(sought - begin) / unsigned(items)) * items, to = from + items;
-        const int at_from = taken(from), at_to = taken(to);
-        sought = from + int(unsigned((k - at_from) * items) / unsigned(max(at_to - at_from, 1)));
+        const int from = begin + int(unsigned(sought - begin) / unsigned(items)) * items,
+                  at_from = taken(from), over = taken(from + items) - at_from, to_go = k * kShare - at_from;
+        sought =
+            from + (to_go >= over ? items : int(unsigned(max(to_go, 0)) * unsigned(items) / unsigned(over)));
         if (k == 0) sought = 0;
         if (k == warps) sought = n;
         count = __shfl_sync(~0U, sought, 1) - __shfl_sync(~0U, sought, 0);
@@ -228,15 +232,43 @@ class ItemCursor {
     tile_ = int(unsigned(at) / unsigned(items_)), nth_ = at - tile_ * items_;
     return count;
   }
-  // To the next item, of which `run` tells. False: it is another run's, which enter() is to find.
-  __device__ bool next(const Problem& p, const Partials& partials, const RunInfo& run) {
-    if (++nth_ < items_) {
-      if (--left_ > 0)
-        ++at_.chunk;
-      else
-        locate(run);
-      return true;
-    }
+  // What start(), which has found `count`, and enter() know, for the warp's record: an equal one's cursor and
+  // run after take(), which returns the count.
+  __device__ uint4 record(const RunInfo& run, int count, uint32_t number) const {
+    const int lane = int(threadIdx.x) & 31;
+    const auto* const words = reinterpret_cast<const uint32_t*>(&run);
+    const int own[kOwnWords] = {count, run_, tile_, nth_, items_, rows_set_, rows_chunk_};
+    uint4 x = make_uint4(uint32_t(rows_), 0, 0, number);
+    if (count > 0) x.y = words[lane];
+    if (count > 0 && 32 + lane < kRunWords) x.z = words[32 + lane];
+#pragma unroll
+    for (int i = 0; i < kOwnWords; ++i)
+      if (lane == kFirstOwn + i) x.z = uint32_t(own[i]);
+    return x;
+  }
+  __device__ int take(const uint4& record, RunInfo& run) {
+    const int lane = int(threadIdx.x) & 31;
+    auto* const words = reinterpret_cast<uint32_t*>(&run);
+    words[lane] = record.y;
+    if (32 + lane < kRunWords) words[32 + lane] = record.z;
+    const auto own = [&](int i) { return int(__shfl_sync(~0U, record.z, kFirstOwn + i)); };
+    const int count = own(0);
+    run_ = own(1), tile_ = own(2), nth_ = own(3), items_ = own(4), rows_set_ = own(5), rows_chunk_ = own(6);
+    rows_ = int(record.x);
+    __syncwarp();
+    if (count > 0) locate(run);
+    return count;
+  }
+  // To the tile's next item, of those that `run` tells of.
+  __device__ void next(const RunInfo& run) {
+    ++nth_;
+    if (--left_ > 0)
+      ++at_.chunk;
+    else
+      locate(run);
+  }
+  // To the next tile. False: it is another run's, which enter() is to find.
+  __device__ bool next_tile(const Problem& p, const Partials& partials, const RunInfo& run) {
     nth_ = 0;
     if (++tile_ < p.kv_heads * partials.tiles) {
       locate(run);
@@ -260,19 +292,18 @@ class ItemCursor {
   __device__ Item at() const {
     return at_;
   }
-  // The tile: its key head, its number in the whole call.
-  __device__ int key_head(const Partials& partials) const {
+  __device__ int nth() const {
+    return nth_;
+  }
+  __device__ int key_head(const Partials& partials) const {  // the tile's
     return partials.tiles == 1 ? tile_ : tile_ / partials.tiles;
   }
-  __device__ int tile(const Problem& p, const Partials& partials) const {
-    return run_ * p.kv_heads * partials.tiles + tile_;
-  }
-  __device__ WorkItem item(const Problem& p, const Partials& partials, int info) const {
+  __device__ WorkItem item(const Problem& p, const Partials& partials) const {
     WorkItem item;
-    item.tile = tile(p, partials), item.items = items_, item.nth = nth_;
+    item.tile = run_ * p.kv_heads * partials.tiles + tile_, item.items = items_, item.nth = nth_;
     item.key_head = key_head(partials);
     item.first = (tile_ - item.key_head * partials.tiles) * kQueryTile;
-    item.info = info, item.set = at_.set, item.chunk = at_.chunk;
+    item.set = at_.set, item.chunk = at_.chunk;
     return item;
   }
   // RunInfo::chunk_row() of where it stands. A lane has that of one chunk of 32 in a row.
@@ -286,6 +317,11 @@ class ItemCursor {
   }
 
  private:
+  // Of a record's 32 times three words besides its number: a lane's row of chunks, then the run's words, at
+  // the end those of the cursor itself.
+  static constexpr int kRunWords = int(sizeof(RunInfo) / 4), kOwnWords = 7, kFirstOwn = 32 - kOwnWords;
+  static_assert(kRunWords >= 32 && kRunWords <= 32 + kFirstOwn);
+
   __device__ void locate(const RunInfo& run) {
     at_ = {-1, 0};
     if (nth_ >= run.all_chunks()) return;
@@ -315,13 +351,21 @@ class ChunkCopy {
            keys.end <= run.begin[set.stream];
   }
   __device__ void set_whole(int first_row) { whole_ = true, where_[0] = first_row; }
-  __device__ void set_parts(const Problem& p, const RunInfo& run, const Item& item, int key_head) {
+  // first_row: where the chunk lies, if that is in one piece.
+  __device__ void set_parts(const Problem& p, const RunInfo& run, const Item& item, int key_head,
+                            int first_row) {
     whole_ = false;
+    const DeviceKeys& set = p.set[item.set];
     const Interval keys = run.sets[item.set].within(item.chunk);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int position = item.chunk * kChunk + 32 * half + (int(threadIdx.x) & 31);
-      where_[half] = keys.has(position) ? run.where(p, item.set, key_head, position) : kNowhere;
+      const int in = 32 * half + (int(threadIdx.x) & 31), position = item.chunk * kChunk + in;
+      if (!keys.has(position))
+        where_[half] = kNowhere;
+      else if (set.whole_chunks && position < run.begin[set.stream])
+        where_[half] = first_row + in;
+      else
+        where_[half] = run.where(p, item.set, key_head, position);
     }
   }
   // Issues the copy of keys, or of values, which `rows` says where to find.

@@ -44,6 +44,7 @@ void decode_attention_cpu(const DecodeShape& shape, const DecodeStep& step, cons
 void keep_keys_cpu(int64_t head_dim, const DecodeStep& step, const DecodeKeys& keys);
 
 // On a GPU; decode_attention.cu.
+size_t schedule_bytes_cuda();  // of a kind of call
 void decode_attention_cuda(const Exec& ex, const DecodeShape& shape, const DecodeStep& step,
                            const DecodeQuerySet& queries, const DecodeKeySets& keys);
 bool decode_attention_rotates_cuda(const DecodeShape& shape, const DecodeStep& step,

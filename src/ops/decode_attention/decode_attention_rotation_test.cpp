@@ -92,7 +92,12 @@ struct Texts {
   }
 };
 
-void attend(const Case& c, Texts& t, bool fused) {
+struct Schedules {
+  DecodeSchedules* of_calls = nullptr;
+  int32_t number = 0;
+};
+
+void attend(const Case& c, Texts& t, bool fused, Schedules schedules = {}) {
   Matrix rstd(DType::f32, t.texts, c.heads);
   OnDevice on(Device::cuda);
   const auto has = [&](size_t set) { return !c.bands[0][set].empty() || !c.bands[1][set].empty(); };
@@ -100,6 +105,8 @@ void attend(const Case& c, Texts& t, bool fused) {
   DecodeStep step{t.texts, 1, on.ids(t.slot), {}, {on.ids(t.table), Texts::kPerSlot}};
   step.stream[0] = {on.ids(t.row), on.ids(t.one), on.ids(t.begin), on.ids(t.zero), on.ids(t.document)};
   step.stream[1] = {on.ids(t.row), on.ids(t.count_p), on.ids(t.begin), on.ids(t.zero), on.ids(t.document)};
+  std::vector<int32_t> number{schedules.number};
+  step.schedules = schedules.of_calls, step.number = on.ids(number);
   const DecodeShape shape{c.heads, c.kv_heads, c.head_dim, 0.1F};
   DecodeRotation rotation;
   rotation.table = {on(t.cos), on(t.sin), c.pairs}, rotation.eps = 1e-5F;
@@ -159,6 +166,40 @@ TEST_P(DecodeRotationTest, IsTheOperationsItStandsFor) {
   }
   // Something has happened.
   EXPECT_NE(bits(one.cache_k[0]), bits(Texts(c).cache_k[0]));
+}
+
+// What one call of a step leaves for the next changes nothing, and is not taken for another step's.
+TEST_P(DecodeRotationTest, SchedulesOfAStepChangeNothing) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  const Case& c = GetParam();
+  DecodeSchedules schedules(open_gpu());
+  const auto later = [&](int32_t by) {
+    Texts t(c);
+    for (int32_t& begin : t.begin) begin += by;
+    return t;
+  };
+  const auto same = [&](const Texts& a, const Texts& b) {
+    for (size_t s = 0; s < 2; ++s)
+      if (bits(a.o[s]) != bits(b.o[s]) || bits(a.cache_k[s]) != bits(b.cache_k[s]) ||
+          bits(a.cache_v[s]) != bits(b.cache_v[s]))
+        return false;
+    return true;
+  };
+  for (const int32_t step : {1, 2, 3}) {
+    Texts alone = later(step);
+    attend(c, alone, true);
+    for (const char* call : {"that leaves a schedule", "that finds it"}) {
+      Texts t = later(step);
+      attend(c, t, true, {&schedules, step});
+      EXPECT_TRUE(same(t, alone)) << "the call " << call << " in step " << step;
+    }
+  }
+  // It is found indeed: under an old number texts are looked for in the slots that they had then.
+  Texts right = later(3), wrong = later(3);
+  for (Texts* t : {&right, &wrong})
+    for (int32_t& slot : t->slot) slot = int32_t((slot + 1) % t->slots);
+  attend(c, right, true), attend(c, wrong, true, {&schedules, 3});
+  EXPECT_FALSE(same(wrong, right));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DecodeRotationTest, testing::ValuesIn(cases()),

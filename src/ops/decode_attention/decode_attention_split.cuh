@@ -14,7 +14,7 @@ struct WarpShared {
   alignas(128) char v[attention::tile_bytes<D>(kChunk)];
   alignas(16) bf16 query[kQueryTile * kQueryRow];  // turned
   alignas(16) bf16 own[kMaxKeySets][2][D];         // this step's keys, turned, and values
-  RunInfo run[2];                                  // of the item that is worked on, and of the next one
+  RunInfo run;                                     // that is worked on
 };
 
 // Lives in the registers of a warp, whose lanes are together in every call. p may lie in any memory.
@@ -28,10 +28,12 @@ struct WarpShared {
 //
 // Where warps meet otherwise than by what they have written to memory before they count themselves (`ready`
 // has a read()), a number that has not come is one that no sum is:
-//   read(from)      16 bytes of a row of this step, or partial sums; has_come(x) says whether they were there
+//   read(from)      16 bytes; row_has_come(x), sums_have_come(x): whether they were there, of this step's
+//   rows
+//                   and of partial sums
 //   put(to, x)      a number of the result
 //   send(to, x)     a chunk's partial sums; who has a tile's last chunk waits for all of them and joins them,
-//                   and then says forget(to)
+//                   and says forget(from) when it has read some
 //   beside(to)      memory of this warp's own for sums that are not complete
 //   before_keys()   is called before keys are handed on
 template <int D, bool kTurns>
@@ -43,16 +45,23 @@ class SplitWarp {
       : p_(p), partials_(partials), shared_(shared), lane_(int(threadIdx.x) & 31) {}
 
   // Returns how many items there are for this warp.
-  __device__ int start(Share share) {
-    count_ = cursor_.start(p_, partials_, share);
-    if (count_ == 0) return 0;
-    cursor_.enter(p_, shared_.run[0]);
-    meet_item();
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      ask<kTurns ? From::cached_or_zero : From::cached>(half != 0);
-      copy_async_group();
+  __device__ int start(Share share, const Schedule& schedule = {}) {
+    const bool leaves = schedule.records != nullptr;
+    uint4* const place = static_cast<uint4*>(schedule.records) + share.warp() * 32 + lane_;
+    uint32_t number = 0;
+    bool found = false;
+    if (leaves) {
+      number = uint32_t(__ldcg(schedule.number));
+      const uint4 record = __ldcg(place);
+      found = __all_sync(~0U, int(record.w == number)) != 0;
+      if (found) count_ = cursor_.take(record, shared_.run);
     }
+    if (!found) {
+      count_ = cursor_.start(p_, partials_, share);
+      if (count_ > 0) cursor_.enter(p_, shared_.run);
+    }
+    if (count_ > 0) ask_item<kTurns ? From::cached_or_zero : From::cached>();
+    if (leaves && !found) *place = cursor_.record(shared_.run, count_, number);
     return count_;
   }
 
@@ -60,55 +69,58 @@ class SplitWarp {
   // values and the next one's keys.
   template <class Ready>
   __device__ int finish(Ready&& ready) {
-    int tiles = 0, in_tile = 0;
+    constexpr From kFrom = kTurns ? From::cached_or_zero : From::both;
+    int tiles = 0;
     uint32_t q[1][D / 16][2];
 #pragma unroll 1
-    for (int n = 0; n < count_; ++n) {
-      item_ = cursor_.item(p_, partials_, info_);
-      if (in_tile == 0) {
-        meet_tile();
-        prepare(ready, q[0]);
-        if (!kTurns && n == 0) ask_for_step_rows();
-      }
-      const bool more = n + 1 < count_;
-      Chunk chunk;
+    for (bool first = true; count_ > 0; first = false) {
+      item_ = cursor_.item(p_, partials_);
+      meet_tile();
+      prepare(ready, q[0]);
+      if (!kTurns && first) ask_for_step_rows();
+      const int of_tile = min(count_, item_.items - item_.nth);
 #pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-        const bool values = half != 0;
-        copy_async_wait_groups<1>();
-        __syncwarp();
-        if (item_.set >= 0) {
-          if constexpr (kTurns) place_own(item_.set, values);
-          values ? add_up(ready, item_.set, chunk) : weigh(item_.set, q, chunk);
+      for (int left = of_tile - 1; left >= 0; --left) {
+        item_.nth = cursor_.nth(), item_.set = cursor_.at().set, item_.chunk = cursor_.at().chunk;
+        Chunk chunk;
+#pragma unroll 1
+        for (int half = 0; half < 2; ++half) {
+          const bool values = half != 0;
+          copy_async_wait_groups<1>();
+          __syncwarp();
+          if (item_.set >= 0) {
+            if constexpr (kTurns) place_own(item_.set, values);
+            values ? add_up(ready, item_.set, chunk) : weigh(item_.set, q, chunk);
+          }
+          __syncwarp();  // they have been read
+          if (left > 0) {
+            if (!values) cursor_.next(shared_.run), find_keys();
+            ask<kFrom>(values);
+          }
+          copy_async_group();
         }
-        __syncwarp();  // they have been read
-        if (more) {
-          if (!values) go_on();
-          ask<kTurns ? From::cached_or_zero : From::both>(values);
-        }
-        copy_async_group();
       }
-      ++in_tile;
-      if (more && cursor_.tile(p_, partials_) == item_.tile) continue;
-      if (kMails<Ready> ? item_.nth + 1 == item_.items : is_last(in_tile)) {
+      count_ -= of_tile;
+      if (kMails<Ready> ? item_.nth + 1 == item_.items : is_last(of_tile)) {
         ++tiles;
-#pragma unroll 1
-        for (int query = 0; query < live_; ++query) join_chunks(ready, query);
+        join_chunks(ready);
         if constexpr (kTurns) {
           if constexpr (kMails<Ready>) ready.before_keys();
           hand_on_keys();
         }
       }
-      in_tile = 0;
+      if (count_ == 0) break;
       __syncwarp();  // what the tile left in shared memory has been read
+      if (!cursor_.next_tile(p_, partials_, shared_.run)) cursor_.enter(p_, shared_.run);
+      ask_item<kFrom>();
     }
     return tiles;
   }
 
  private:
   template <class Ready>
-  static constexpr bool kMails = requires(const Ready& ready, const bf16* row) {
-    ready.read(row);
+  static constexpr bool kMails = requires(const Ready& ready) {
+    ready.read(nullptr);
   };
 
   // Of the item that is worked on: largest scores, and weights below 1.
@@ -118,33 +130,38 @@ class SplitWarp {
   };
 
   __device__ const RunInfo& run() const {
-    return shared_.run[item_.info];
+    return shared_.run;
   }
 
-  // The next item becomes the one that is asked for.
-  __device__ void go_on() {
-    if (!cursor_.next(p_, partials_, shared_.run[info_])) {
-      info_ ^= 1;  // nobody reads the other one: an item's run is the asked one's, or the one before
-      cursor_.enter(p_, shared_.run[info_]);
-    }
-    meet_item();
-  }
-  __device__ void meet_item() {
+  // Where the keys are that the cursor stands at.
+  __device__ void find_keys() {
     const Item at = cursor_.at();
     if (at.set < 0) return;
-    const RunInfo& run = shared_.run[info_];
-    if (ChunkCopy<D>::is_whole(p_, run, at))
-      copy_.set_whole(cursor_.chunk_row(p_, run) + cursor_.key_head(partials_) * p_.set[at.set].rows);
+    const DeviceKeys& keys = p_.set[at.set];
+    const int key_head = cursor_.key_head(partials_),
+              first_row = keys.whole_chunks ? cursor_.chunk_row(p_, run()) + key_head * keys.rows : 0;
+    if (ChunkCopy<D>::is_whole(p_, run(), at))
+      copy_.set_whole(first_row);
     else
-      copy_.set_parts(p_, run, at, cursor_.key_head(partials_));
+      copy_.set_parts(p_, run(), at, key_head, first_row);
   }
-  // Its keys, or values.
+  // Those keys, or their values.
   template <From kFrom>
   __device__ void ask(bool values) {
     const int set = cursor_.at().set, key_head = cursor_.key_head(partials_);
     if (set < 0) return;
     const auto rows = values ? values_of<uint16_t>(p_, set, key_head) : keys_of<uint16_t>(p_, set, key_head);
     copy_.template issue<kFrom>(rows, values ? shared_.v : shared_.k);
+  }
+  // Both, in two groups.
+  template <From kFrom>
+  __device__ void ask_item() {
+    find_keys();
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      ask<kFrom>(half != 0);
+      copy_async_group();
+    }
   }
   // For what start() asked for.
   __device__ void ask_for_step_rows() {
@@ -226,14 +243,14 @@ class SplitWarp {
   template <class Ready, class Some>
   __device__ __forceinline__ static void fetch(const Ready& ready, Some&& some) {
     if constexpr (kMails<Ready>) {
-      const auto load = [&](uint4& to, bool live, const bf16* from) {
+      // All are asked for before the first one is looked at.
+      const auto ask = [&](uint4& to, bool live, const bf16* from) {
         to = live ? ready.read(from) : make_uint4(0, 0, 0, 0);
         return true;
       };
-      // All are asked for before the first one is looked at.
-      const auto look = [&](uint4& to, bool, const bf16*) { return ready.has_come(to); };
+      const auto look = [&](uint4& to, bool, const bf16*) { return ready.row_has_come(to); };
       do {
-        some(load);
+        some(ask);
       } while (__any_sync(~0U, int(!some(look))) != 0);
     } else {
       some([](uint4& to, bool live, const bf16* from) {
@@ -360,11 +377,10 @@ class SplitWarp {
     for (int e = 0; e < 2; ++e) {
       if (lane_ < 4 && stream_[e] >= 0) {
         float2* const to = &softmax_[nth + e * partials_.items];
-        const float2 x = make_float2(c.top[0][e], sum[0][e]);
         if constexpr (kMails<Ready>)
-          ready.send(to, x);
+          ready.send(&to->x, c.top[0][e]), ready.send(&to->y, sum[0][e]);
         else
-          *to = x;
+          *to = make_float2(c.top[0][e], sum[0][e]);
       }
       sums[e] = sums_ + (nth + e * partials_.items) * D;
     }
@@ -445,7 +461,11 @@ class SplitWarp {
   // decode_attention_join.cuh
   __device__ bool is_last(int in_tile) const;
   template <class Ready>
-  __device__ void join_chunks(const Ready& ready, int query) const;
+  __device__ __forceinline__ void take(const Ready& ready, const char* from, char* to, int bytes) const;
+  template <class Ready>
+  __device__ __forceinline__ static float2 take(const Ready& ready, const float2* from);
+  template <class Ready>
+  __device__ void join_chunks(const Ready& ready);
 
   // Hands this step's keys on: turned to who reads them later in the step, and to their caches. When all of
   // the tile's chunks are done everybody has read what they overwrite in a ring.
@@ -477,7 +497,6 @@ class SplitWarp {
   int count_ = 0;              // items
   WorkItem item_;              // that is worked on
   ItemCursor<kTurns> cursor_;  // at the item whose keys were asked for last
-  int info_ = 0;               // which RunInfo tells of its run
   ChunkCopy<D> copy_;          // of its keys and values
   // Of the tile that is worked on; the stream is -1 where there is no query.
   int live_ = 0;

@@ -75,22 +75,27 @@ CUtensorMap chunk_map(const bf16* data, int k, int64_t rows, int64_t stride, int
 template <int kRows, int kParts, bool kSwiglu>
 bool launch_rows(const Exec& ex, Product<bf16> p) {
   constexpr int kEnough = 32 << 10;  // bytes of weights under way on a multiprocessor
+  constexpr int kAlone = 512 << 10;  // bytes of a block's weights
   constexpr int kTileRows = kSwiglu ? kTileFeatures / 2 : kTileFeatures;
   p.tiles = int(ceil_div(p.outputs, kTileRows));
   const int clusters = std::min(most_clusters(kParts), p.tiles);
   if (clusters == 0) return false;
   const int most_tiles = int(ceil_div(p.tiles, clusters));
-  ClusterPlan plan = plan_of<kRows>(p, most_tiles, half_shared());
+  // Behind a kernel whose blocks are still there, blocks of half a multiprocessor's memory come in pairs to
+  // where there is room for two, and have half the time. With much to bring that costs more than what they
+  // would have brought by the time that the multiprocessor is theirs (a head on an H200: 70 microseconds for
+  // 37).
+  const bool alone = int64_t{most_tiles} * p.part_chunks * kStageBytes >= kAlone;
+  ClusterPlan plan = plan_of<kRows>(p, most_tiles, alone ? most_shared() : half_shared());
   const int stages = std::min(most_tiles * p.part_chunks, kEnough / kStageBytes);
   if (plan.depth * plan.tile_warps < stages) plan = plan_of<kRows>(p, most_tiles, most_shared());
   if (plan.depth == 0) return false;
-  // A ring that holds less than half of a short way through the tiles only bridges the time that memory
-  // takes. What it asks for beyond that stands in a line with what the next kernel asks for, and keeps this
-  // one waiting. (A long way, as a head's, is better off with all of it.)
-  constexpr int kBridge = 40 << 10;  // bytes
-  const int stages_of_all = plan.turns * p.part_chunks;
-  if (2 * plan.depth <= stages_of_all && stages_of_all <= 4 * plan.depth)
-    plan.depth = std::min(plan.depth, int(ceil_div(kBridge, plan.tile_warps * kStageBytes)));
+  // What a ring asks for beyond the time that memory takes stands in a line with what the next kernel asks
+  // for, and keeps this one waiting. Not so where most of the tiles are there before the product begins, or
+  // where it walks over so many that the next kernel matters little. (Measured on an H200.)
+  const int bridge = (plan.turns == 1 ? 60 : 40) << 10, ring_stages = plan.turns * p.part_chunks;  // bytes
+  if (!alone && plan.turns <= 3 && 5 * plan.depth < 3 * ring_stages)
+    plan.depth = std::min(plan.depth, int(ceil_div(bridge, plan.tile_warps * kStageBytes)));
   const LaunchShape shape{dim3(unsigned(clusters * kParts)), dim3(ClusterShape<kRows>::kThreads),
                           size_t(ClusterShape<kRows>(p, plan).bytes(plan)), unsigned(kParts)};
   const CUtensorMap w_map =

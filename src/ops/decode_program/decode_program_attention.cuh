@@ -23,19 +23,16 @@ struct Meeting {
     waited = true;
   }
   __device__ void before_keys() const { await_stages(program, stage.late); }
-  __device__ uint4 read(const bf16* from) const { return read_mail(from); }
-  __device__ float read(const float* from) const { return __uint_as_float(read_mail_float(from)); }
-  __device__ float2 read(const float2* from) const { return read_mail_pair(from); }
-  __device__ bool has_come(float x) const { return __float_as_uint(x) != kNoNumber; }
-  __device__ bool has_come(float2 x) const { return has_come(x.x) && has_come(x.y); }
+  __device__ uint4 read(const void* from) const { return read_mail(from); }
+  __device__ float2 read_pair(const void* from) const { return read_mail_pair(from); }
+  __device__ bool row_has_come(const uint4& x) const { return !rows || has_come<bf16>(x); }
+  __device__ bool sums_have_come(const uint4& x) const { return has_come<float>(x); }
   __device__ void send(float* to, float x) const { write_mail(to, __float_as_uint(x)); }
-  __device__ void send(float2* to, float2 x) const {
-    write_mail(&to->x, __float_as_uint(x.x)), write_mail(&to->y, __float_as_uint(x.y));
+  __device__ void forget(const void* at, int bytes) const {
+    auto* const to = static_cast<unsigned char*>(const_cast<void*>(at));
+    for (int i = 0; i < bytes; i += int(sizeof(kNoNumber))) write_mail(to + i, kNoNumber);
   }
-  __device__ void forget(const float* at) const { write_mail(const_cast<float*>(at), kNoNumber); }
-  __device__ void forget(const float2* at) const { forget(&at->x), forget(&at->y); }
   __device__ float* beside(float* sums) const { return sums + partials; }
-  __device__ bool has_come(const uint4& x) const { return !rows || decode_program::has_come<bf16>(x); }
   __device__ void put(bf16* to, bf16 x) const {
     auto* const at = reinterpret_cast<unsigned char*>(to);
     if (!results) {
