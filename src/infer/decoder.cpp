@@ -134,7 +134,10 @@ void Decoder::issue(const std::function<void(Tensor)>& then) {
           ~Reset() { program = nullptr; }
         } reset{program_};
         graph.record(ex_, pass);
-        if (program) program->upload();
+        if (!program) return;
+        program->upload();
+        const auto launches = program->launches();
+        program_launches_.all += launches.all, program_launches_.by_mail += launches.by_mail;
       });
 }
 

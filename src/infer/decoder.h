@@ -93,6 +93,9 @@ class Decoder {
   };
   StepRows rows_of_step() const { return {x_rows_, p_rows_}; }
 
+  // Of all programs so far.
+  ops::DecodeProgram::Launches program_launches() const { return program_launches_; }
+
  private:
   struct Slot {
     bool open = false;
@@ -208,6 +211,7 @@ class Decoder {
     bool then;
     auto operator<=>(const Counts&) const = default;
   };
+  ops::DecodeProgram::Launches program_launches_;
   StreamGraphs<Counts, std::optional<ops::DecodeProgram>> graphs_{64};  // programs' memory is named in them
 
   Arena memory_;
