@@ -21,92 +21,113 @@ __device__ bool SplitWarp<D, kTurns>::is_last(int in_tile) const {
   return __shfl_sync(~0U, there, 0) == items;
 }
 
-// Partial sums of chunks, `bytes` of them, when they have come.
+// What comes when the warp is through with items of a tile, from `nth` on: joining, and keys are handed on.
+// Returns how many tiles, one or none, it has completed.
 template <int D, bool kTurns>
 template <class Ready>
-__device__ __forceinline__ void SplitWarp<D, kTurns>::take(const Ready& ready, const char* from, char* to,
-                                                           int bytes) const {
-  constexpr int kVectors = 8, kRow = D * int(sizeof(float));
+__device__ int SplitWarp<D, kTurns>::end_tile(Ready& ready, int nth, int of_tile) {
+  const int end = nth + of_tile;
+  if constexpr (kMails<Ready>) {
+    const bool shares = !ready.counts();
 #pragma unroll 1
-  for (int base = 0; base < bytes; base += kVectors * 32 * 16) {
-    const int first = base + lane_ * 16;
+    for (int query = 0; query < live_; ++query) {
+      const int by = item_.items - 1 - (shares ? query % item_.items : 0);
+      if (by < nth || by >= end) continue;
+      join_chunks(ready, query, query + 1);
+      if (!is_real<Ready>()) return 0;
+    }
+    if (end < item_.items || !is_real<Ready>()) return 0;
+  } else {
+    if (!is_last(of_tile)) return 0;
+    join_chunks(ready, 0, live_);
+  }
+  if constexpr (kTurns) {
+    if constexpr (kMails<Ready>) ready.before_keys();
+    hand_on_keys();
+  }
+  return 1;
+}
+
+// What `here` chunks, from the first one on, have left of a query when all of it has come: the sums, which go
+// where keys were, and for each lane a chunk's softmax.
+template <int D, bool kTurns>
+template <class Ready>
+__device__ __forceinline__ float2 SplitWarp<D, kTurns>::take(const Ready& ready, int query, int first,
+                                                             int here) const {
+  constexpr int kRow = D * int(sizeof(float)), kVectors = 16, kStep = 32 * int(sizeof(uint4));
+  const auto* const softmax =
+      reinterpret_cast<const float2*>(partials_.softmax(item_.tile, query)) + first + lane_;
+  const auto* const sums = reinterpret_cast<const char*>(partials_.sums(item_.tile, query) + first * D);
+  const int bytes = here * kRow, width = p_.head_dim * int(sizeof(float));
+  const bool real = is_real<Ready>();
+  float2 fresh = make_float2(-INFINITY, 0);
+#pragma unroll 1
+  for (int base = 0; base == 0 || base < bytes; base += kVectors * kStep) {
+    const int at = base + lane_ * int(sizeof(uint4));
+    const auto wanted = [&](int i) { return at + i * kStep < bytes && (at + i * kStep) % kRow < width; };
+    const bool asks = base == 0 && lane_ < here;
     uint4 x[kVectors];
-    const auto wanted = [&](int i) {
-      const int at = first + i * 32 * 16;
-      return at < bytes && at % kRow < p_.head_dim * int(sizeof(float));
-    };
     bool come;
+    auto watch = ready.watch();
     do {
-      come = true;
+      if (asks) fresh = ready.read_pair(softmax);
+      come = !asks || ready.pair_has_come(fresh);
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i)
-        x[i] = wanted(i) ? ready.read(from + first + i * 32 * 16) : make_uint4(0, 0, 0, 0);
+      for (int i = 0; i < kVectors; ++i) x[i] = ready.read(wanted(i), sums + at + i * kStep);
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) come &= ready.sums_have_come(x[i]);
-    } while (__any_sync(~0U, int(!come)) != 0);
+      watch.look();
+    } while (__any_sync(~0U, int(!come)) != 0 && real);
+    ready.forget(asks && real, softmax);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if (!wanted(i)) continue;
-      *reinterpret_cast<uint4*>(to + first + i * 32 * 16) = x[i];
-      ready.forget(from + first + i * 32 * 16, 16);
+      if (wanted(i) && real) *reinterpret_cast<uint4*>(shared_.k + at + i * kStep) = x[i];
+      ready.forget(wanted(i) && real, reinterpret_cast<const uint4*>(sums + at + i * kStep));
     }
   }
-  __syncwarp();
+  return fresh;
 }
 
+// Joins the tile's chunks for some queries and writes their rows, query by query, 32 chunks at a time: their
+// sums come where keys, or values, were, the next ones meanwhile. A lane makes one chunk's factors and joins
+// two columns side by side, or four.
 template <int D, bool kTurns>
 template <class Ready>
-__device__ __forceinline__ float2 SplitWarp<D, kTurns>::take(const Ready& ready, const float2* from) {
-  float2 x;
-  do {
-    x = ready.read_pair(from);
-  } while (!ready.sums_have_come(make_uint4(__float_as_uint(x.x), __float_as_uint(x.y), 0, 0)));
-  ready.forget(from, 8);
-  return x;
-}
-
-// Joins the tile's chunks and writes its rows, query by query, 32 chunks at a time: their sums come where
-// keys, or values, were, the next ones meanwhile. A lane makes one chunk's factors and joins every 32nd
-// column.
-template <int D, bool kTurns>
-template <class Ready>
-__device__ void SplitWarp<D, kTurns>::join_chunks(const Ready& ready) {
-  constexpr int kColumns = D / 32, kAtOnce = 32;
+__device__ __forceinline__ void SplitWarp<D, kTurns>::join_chunks(const Ready& ready, int query, int end) {
+  constexpr int kPairs = (D + 63) / 64, kAtOnce = 32, kUnroll = 8;
   static_assert(kAtOnce * D * sizeof(float) == sizeof(shared_.k));
   static_assert(kAtOnce * sizeof(float4) <= sizeof(shared_.query));
   const int chunks = run().all_chunks();
-  const auto fetch = [&](int query, int base, bool odd) {
+  const auto column = [&](int pair) { return 2 * (lane_ + 32 * pair); };
+  const auto ask_for = [&](int query, int base, bool odd) {
     const auto* const from = reinterpret_cast<const char*>(partials_.sums(item_.tile, query) + base * D);
     char* const to = odd ? shared_.v : shared_.k;
     const int bytes = min(chunks - base, kAtOnce) * D * int(sizeof(float));
-    if constexpr (kMails<Ready>) {
-      take(ready, from, to, bytes);
-    } else {
 #pragma unroll 1
-      for (int i = lane_ * 16; i < bytes; i += 32 * 16) copy_async_16(to + i, from + i, true);
-    }
+    for (int i = lane_ * 16; i < bytes; i += 32 * 16) copy_async_16(to + i, from + i, true);
   };
   auto* const factors = reinterpret_cast<float4*>(shared_.query);
   Softmax state;
-  float total[kColumns] = {};
-  if (live_ > 0) fetch(0, 0, false);
-  copy_async_group();
+  float total[kPairs][2] = {};
   bool odd = false;
+  if constexpr (!kMails<Ready>) {
+    if (query < end) ask_for(query, 0, false);
+    copy_async_group();
+  }
 #pragma unroll 1
-  for (int query = 0, base = 0; query < live_; odd = !odd) {
+  for (int base = 0; query < end;) {
     const int here = min(chunks - base, kAtOnce), now = query, first = base;
     const bool ends = first + kAtOnce >= chunks;
-    const auto* const softmax = reinterpret_cast<const float2*>(partials_.softmax(item_.tile, now)) + first;
     float2 fresh = make_float2(-INFINITY, 0);
-    if constexpr (kMails<Ready>) {
-      if (lane_ < here) fresh = take(ready, softmax + lane_);
-      __syncwarp();
-    } else if (lane_ < here) {
-      fresh = __ldcg(softmax + lane_);
-    }
     ends ? (++query, base = 0) : base += kAtOnce;
-    if (query < live_) fetch(query, base, !odd);
-    copy_async_group();
+    if constexpr (kMails<Ready>) {
+      fresh = take(ready, now, first, here);
+    } else {
+      if (lane_ < here)
+        fresh = __ldcg(reinterpret_cast<const float2*>(partials_.softmax(item_.tile, now)) + first + lane_);
+      if (query < end) ask_for(query, base, !odd);
+      copy_async_group();
+    }
     const Item item = run().item(first + lane_);
     const bool touches = lane_ < here && seen(item.set, now).touches(item.chunk * kChunk, kChunk);
     float top = touches ? fresh.x : -INFINITY;
@@ -119,33 +140,43 @@ __device__ void SplitWarp<D, kTurns>::join_chunks(const Ready& ready) {
     const float above = __shfl_up_sync(~0U, top, 1);
     const Factors mine = factors_of(lane_ == 0 ? state.top : above, fresh.x, top);
     state.top = __shfl_sync(~0U, top, 31);
+    // Nothing of a chunk whose keys the query does not see, or that is not there.
     factors[lane_] = {mine.old, mine.now, fresh.y, touches ? 1.0F : 0.0F};
-    copy_async_wait_groups<1>();
+    if constexpr (!kMails<Ready>) copy_async_wait_groups<1>();
     __syncwarp();
-    const float* sums = reinterpret_cast<const float*>(odd ? shared_.v : shared_.k) + lane_;
-#pragma unroll 4
-    for (int i = 0; i < here; ++i, sums += D) {
-      const float4 of_chunk = factors[i];
-      if (of_chunk.w == 0) continue;  // the query sees none of its keys
-      const Factors f{of_chunk.x, of_chunk.y};
-      state.sum = f.join(state.sum, of_chunk.z);
+    const auto* const sums = reinterpret_cast<const float*>(odd ? shared_.v : shared_.k);
+#pragma unroll 1
+    for (int some = 0; some < here; some += kUnroll)
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) total[c] = f.join(total[c], sums[32 * c]);
-    }
+      for (int i = some; i < some + kUnroll; ++i) {
+        const float4 of_chunk = factors[i];
+        const Factors f{of_chunk.x, of_chunk.y};
+        const bool sees = of_chunk.w != 0;
+        const float weights = f.join(state.sum, of_chunk.z);
+        state.sum = sees ? weights : state.sum;
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
+          const float2 x = *reinterpret_cast<const float2*>(sums + i * D + min(column(pair), D - 2));
+          const float joined[2] = {f.join(total[pair][0], x.x), f.join(total[pair][1], x.y)};
+          total[pair][0] = sees ? joined[0] : total[pair][0];
+          total[pair][1] = sees ? joined[1] : total[pair][1];
+        }
+      }
     __syncwarp();  // all of it has been read
+    if constexpr (!kMails<Ready>) odd = !odd;
     if (!ends) continue;
     bf16* const o = output_row(now);
     const float share = share_of(state.sum);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      if (lane_ + 32 * c < p_.head_dim) {
-        const bf16 x = from_float<bf16>(__fmul_rn(total[c], share));
-        if constexpr (kMails<Ready>)
-          ready.put(o + lane_ + 32 * c, x);
-        else
-          o[lane_ + 32 * c] = x;
-      }
-      total[c] = 0;
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const uint32_t x = from_float<bf16>(__fmul_rn(total[pair][0], share)).bits |
+                         uint32_t{from_float<bf16>(__fmul_rn(total[pair][1], share)).bits} << 16;
+      const bool wanted = column(pair) < p_.head_dim;
+      if constexpr (kMails<Ready>)
+        ready.put(wanted && is_real<Ready>(), o + column(pair), x);
+      else if (wanted)
+        *reinterpret_cast<uint32_t*>(o + column(pair)) = x;
+      total[pair][0] = total[pair][1] = 0;
     }
     state = {};
   }

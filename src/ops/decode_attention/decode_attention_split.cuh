@@ -28,14 +28,18 @@ struct WarpShared {
 //
 // Where warps meet otherwise than by what they have written to memory before they count themselves (`ready`
 // has a read()), a number that has not come is one that no sum is:
-//   read(from)      16 bytes; row_has_come(x), sums_have_come(x): whether they were there, of this step's
-//   rows
-//                   and of partial sums
-//   put(to, x)      a number of the result
-//   send(to, x)     a chunk's partial sums; who has a tile's last chunk waits for all of them and joins them,
-//                   and says forget(from) when it has read some
-//   beside(to)      memory of this warp's own for sums that are not complete
-//   before_keys()   is called before keys are handed on
+//   read(wanted, from)     16 bytes, or zeros; row_has_come(x), sums_have_come(x): whether they were there,
+//   of
+//                          this step's rows and of partial sums; watch(): counts looks (look())
+//   put(to, x)             two numbers of the result
+//   send(wanted, to, x)    a chunk's partial sums; who joins them waits for all of a query's, and says
+//                          forget(wanted, from, bytes) when they are there
+//   counts()               somebody asks how many tiles are complete. Else the warps that have a tile's last
+//                          chunks share out its queries.
+//   beside(to)             memory of this warp's own for sums that are not complete
+//   before_keys()          is called before keys are handed on
+// What comes behind this step's rows is then rehearsed before they are waited for, with whatever lies there:
+// a warp goes through that code once, and getting it costs more than running it.
 template <int D, bool kTurns>
 class SplitWarp {
  public:
@@ -72,15 +76,17 @@ class SplitWarp {
     constexpr From kFrom = kTurns ? From::cached_or_zero : From::both;
     int tiles = 0;
     uint32_t q[1][D / 16][2];
+    rehearses_ = kMails<Ready>;
 #pragma unroll 1
-    for (bool first = true; count_ > 0; first = false) {
+    for (bool first = true; count_ > 0;) {
+      const bool real = is_real<Ready>();
       item_ = cursor_.item(p_, partials_);
       meet_tile();
       prepare(ready, q[0]);
       if (!kTurns && first) ask_for_step_rows();
-      const int of_tile = min(count_, item_.items - item_.nth);
+      const int nth = item_.nth, of_tile = min(count_, item_.items - nth);
 #pragma unroll 1
-      for (int left = of_tile - 1; left >= 0; --left) {
+      for (int left = real ? of_tile - 1 : 0; left >= 0; --left) {
         item_.nth = cursor_.nth(), item_.set = cursor_.at().set, item_.chunk = cursor_.at().chunk;
         Chunk chunk;
 #pragma unroll 1
@@ -93,6 +99,7 @@ class SplitWarp {
             values ? add_up(ready, item_.set, chunk) : weigh(item_.set, q, chunk);
           }
           __syncwarp();  // they have been read
+          if (!real) continue;
           if (left > 0) {
             if (!values) cursor_.next(shared_.run), find_keys();
             ask<kFrom>(values);
@@ -100,15 +107,13 @@ class SplitWarp {
           copy_async_group();
         }
       }
-      count_ -= of_tile;
-      if (kMails<Ready> ? item_.nth + 1 == item_.items : is_last(of_tile)) {
-        ++tiles;
-        join_chunks(ready);
-        if constexpr (kTurns) {
-          if constexpr (kMails<Ready>) ready.before_keys();
-          hand_on_keys();
-        }
+      tiles += end_tile(ready, nth, of_tile);
+      if (!real) {
+        rehearses_ = false;
+        continue;
       }
+      first = false;
+      count_ -= of_tile;
       if (count_ == 0) break;
       __syncwarp();  // what the tile left in shared memory has been read
       if (!cursor_.next_tile(p_, partials_, shared_.run)) cursor_.enter(p_, shared_.run);
@@ -120,8 +125,16 @@ class SplitWarp {
  private:
   template <class Ready>
   static constexpr bool kMails = requires(const Ready& ready) {
-    ready.read(nullptr);
+    ready.read(true, nullptr);
   };
+  // Else nothing is waited for, sent or forgotten.
+  template <class Ready>
+  __device__ bool is_real() const {
+    if constexpr (kMails<Ready>)
+      return !rehearses_;
+    else
+      return true;
+  }
 
   // Of the item that is worked on: largest scores, and weights below 1.
   struct Chunk {
@@ -216,7 +229,7 @@ class SplitWarp {
       __syncwarp();
       load_query<D, false>(shared_.query + n * Shared::kQueryRow, there, p_.head_dim, q);
     } else {
-      ready(run().run, item_.key_head);
+      if (is_real<Ready>()) ready(run().run, item_.key_head);
       load_query<D, true>(query_row(there ? n : 0), there, p_.head_dim, q);
     }
   }
@@ -241,17 +254,19 @@ class SplitWarp {
 
   // Calls some(load), whose load(to, live, from) reads 16 bytes of this step's rows, until they have come.
   template <class Ready, class Some>
-  __device__ __forceinline__ static void fetch(const Ready& ready, Some&& some) {
+  __device__ __forceinline__ void fetch(const Ready& ready, Some&& some) const {
     if constexpr (kMails<Ready>) {
       // All are asked for before the first one is looked at.
       const auto ask = [&](uint4& to, bool live, const bf16* from) {
-        to = live ? ready.read(from) : make_uint4(0, 0, 0, 0);
+        to = ready.read(live, from);
         return true;
       };
       const auto look = [&](uint4& to, bool, const bf16*) { return ready.row_has_come(to); };
+      auto watch = ready.watch();
       do {
         some(ask);
-      } while (__any_sync(~0U, int(!some(look))) != 0);
+        watch.look();
+      } while (__any_sync(~0U, int(!some(look))) != 0 && is_real<Ready>());
     } else {
       some([](uint4& to, bool live, const bf16* from) {
         to = load_fresh(live, from);
@@ -294,7 +309,7 @@ class SplitWarp {
       if (first == 0) {
         const bf16* const own_keys = copies_keys ? own_row(false, copied) : nullptr;
         const bf16* const own_values = copies ? own_row(true, copied) : nullptr;
-        ready(run().run, item_.key_head);
+        if (is_real<Ready>()) ready(run().run, item_.key_head);
         fetch(ready, [&](auto&& load) {
           bool come = true;
 #pragma unroll
@@ -369,34 +384,46 @@ class SplitWarp {
   __device__ void add_up(const Ready& ready, int set, const Chunk& c) {
     const int nth = item_.nth;
     float sum[1][4];
-    const bool dirty = run().sets[set].mixed(item_.chunk) && has_nonfinite(shared_.v);
+    const bool real = is_real<Ready>(),
+               dirty = run().sets[set].mixed(item_.chunk) && has_nonfinite(shared_.v) && real;
     if (dirty) clean(shared_.v);
     sums_of_weights(c.w, sum);
     float* sums[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      if (lane_ < 4 && stream_[e] >= 0) {
-        float2* const to = &softmax_[nth + e * partials_.items];
-        if constexpr (kMails<Ready>)
-          ready.send(&to->x, c.top[0][e]), ready.send(&to->y, sum[0][e]);
-        else
-          *to = make_float2(c.top[0][e], sum[0][e]);
-      }
+      const bool wanted = lane_ < 4 && stream_[e] >= 0;
+      float2* const to = &softmax_[nth + e * partials_.items];
+      const float2 x = make_float2(c.top[0][e], sum[0][e]);
+      if constexpr (kMails<Ready>)
+        ready.send(wanted && real, to, x);
+      else if (wanted)
+        *to = x;
       sums[e] = sums_ + (nth + e * partials_.items) * D;
     }
     const auto at_v = MatrixAddress<D>::b(shared_.v);
+    // Mail is sent when all sums are made: its instructions keep their places.
+    constexpr int kBlocks = D / 16, kAtOnce = kMails<Ready> ? kBlocks : 1;
+    float all[kAtOnce][1][4];
 #pragma unroll
-    for (int block = 0; block < D / 16; ++block) {
-      weighted_values<D>(at_v, block, c.w, sum);
+    for (int block = 0; block < kBlocks; ++block) {
+      weighted_values<D>(at_v, block, c.w, all[block % kAtOnce]);
+      if ((block + 1) % kAtOnce != 0) continue;
+      const auto each = [&](auto&& f) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int d = 16 * block + 8 * (i / 2);
-        if (stream_[i % 2] < 0 || d >= p_.head_dim) continue;
-        if constexpr (kMails<Ready>)
-          dirty ? void(*ready.beside(sums[i % 2] + d) = sum[0][i]) : ready.send(sums[i % 2] + d, sum[0][i]);
-        else
-          sums[i % 2][d] = sum[0][i];
-      }
+        for (int i = 0; i < 4 * kAtOnce; ++i) {
+          const int d = 16 * (block + 1 - kAtOnce) + 8 * (i / 2), e = i % 2;
+          f(stream_[e] >= 0 && d < p_.head_dim, sums[e] + d, all[i / 4][0][i % 4]);
+        }
+      };
+      const auto put = [](bool wanted, float* to, float x) {
+        if (wanted) *to = x;
+      };
+      if constexpr (!kMails<Ready>)
+        each(put);
+      else if (dirty)
+        each([&](bool wanted, float* to, float x) { put(wanted, ready.beside(to), x); });
+      else
+        each([&](bool wanted, float* to, float x) { ready.send(wanted && real, to, x); });
     }
     if (!dirty) return;
     if constexpr (kMails<Ready>) {
@@ -406,7 +433,7 @@ class SplitWarp {
       for (int d = 0; d < p_.head_dim; d += 8)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          if (stream_[e] >= 0) ready.send(sums[e] + d, beside[e][d]);
+          if (stream_[e] >= 0) ready.send(true, sums[e] + d, beside[e][d]);
     } else {
       add_taken_out(set, sums);
     }
@@ -440,7 +467,7 @@ class SplitWarp {
   // Where not all queries see all keys: whether some value is infinite or NaN; and those taken out.
   __device__ bool has_nonfinite(const char* tile) const {
     uint32_t found = 0;
-#pragma unroll 1
+#pragma unroll 4
     for (int i = lane_; i < kChunk * D / 8; i += 32) {
       const uint4 x = reinterpret_cast<const uint4*>(tile)[i];
       found |= attention::nonfinite(x.x) | attention::nonfinite(x.y) | attention::nonfinite(x.z) |
@@ -459,13 +486,13 @@ class SplitWarp {
   }
 
   // decode_attention_join.cuh
+  template <class Ready>
+  __device__ int end_tile(Ready& ready, int nth, int of_tile);
   __device__ bool is_last(int in_tile) const;
   template <class Ready>
-  __device__ __forceinline__ void take(const Ready& ready, const char* from, char* to, int bytes) const;
+  __device__ __forceinline__ float2 take(const Ready& ready, int query, int first, int here) const;
   template <class Ready>
-  __device__ __forceinline__ static float2 take(const Ready& ready, const float2* from);
-  template <class Ready>
-  __device__ void join_chunks(const Ready& ready);
+  __device__ __forceinline__ void join_chunks(const Ready& ready, int query, int end);
 
   // Hands this step's keys on: turned to who reads them later in the step, and to their caches. When all of
   // the tile's chunks are done everybody has read what they overwrite in a ring.
@@ -494,7 +521,8 @@ class SplitWarp {
   const Partials& partials_;
   Shared& shared_;
   const int lane_;
-  int count_ = 0;              // items
+  int count_ = 0;  // items
+  bool rehearses_ = false;
   WorkItem item_;              // that is worked on
   ItemCursor<kTurns> cursor_;  // at the item whose keys were asked for last
   ChunkCopy<D> copy_;          // of its keys and values

@@ -196,9 +196,7 @@ class List final : public GpuList {
   }
 
  private:
-  static int ring_beside(int bytes) {
-    return (most_shared() - rounded_up(int(sizeof(Rest))) - bytes) / kSlice * kSlice;
-  }
+  static int ring_beside(int bytes) { return (most_shared() - kRestBytes - bytes) / kSlice * kSlice; }
 
   void push(const Record& record, Touched touched, int32_t arrivals) {
     ++stages_, records_.push_back(record), touched_.push_back(std::move(touched)),

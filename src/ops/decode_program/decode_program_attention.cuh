@@ -23,25 +23,37 @@ struct Meeting {
     waited = true;
   }
   __device__ void before_keys() const { await_stages(program, stage.late); }
-  __device__ uint4 read(const void* from) const { return read_mail(from); }
+  __device__ bool counts() const { return stage.arrives; }
+  __device__ static Watchdog watch() { return {}; }
+  __device__ uint4 read(bool wanted, const void* from) const { return read_mail_if(wanted, from); }
   __device__ float2 read_pair(const void* from) const { return read_mail_pair(from); }
   __device__ bool row_has_come(const uint4& x) const { return !rows || has_come<bf16>(x); }
   __device__ bool sums_have_come(const uint4& x) const { return has_come<float>(x); }
-  __device__ void send(float* to, float x) const { write_mail(to, __float_as_uint(x)); }
-  __device__ void forget(const void* at, int bytes) const {
-    auto* const to = static_cast<unsigned char*>(const_cast<void*>(at));
-    for (int i = 0; i < bytes; i += int(sizeof(kNoNumber))) write_mail(to + i, kNoNumber);
+  __device__ bool pair_has_come(float2 x) const {
+    return max(__float_as_uint(x.x), __float_as_uint(x.y)) != kNoNumber;
+  }
+  __device__ void send(bool wanted, float* to, float x) const {
+    write_mail_if(wanted, to, __float_as_uint(x));
+  }
+  __device__ void send(bool wanted, float2* to, float2 x) const {
+    write_mail_if(wanted, to, make_uint2(__float_as_uint(x.x), __float_as_uint(x.y)));
+  }
+  __device__ void forget(bool wanted, const float2* at) const {
+    write_mail_if(wanted, const_cast<float2*>(at), make_uint2(kNoNumber, kNoNumber));
+  }
+  __device__ void forget(bool wanted, const uint4* at) const {
+    write_mail_if(wanted, const_cast<uint4*>(at), make_uint4(kNoNumber, kNoNumber, kNoNumber, kNoNumber));
   }
   __device__ float* beside(float* sums) const { return sums + partials; }
-  __device__ void put(bf16* to, bf16 x) const {
+  __device__ void put(bool wanted, bf16* to, uint32_t x) const {
     auto* const at = reinterpret_cast<unsigned char*>(to);
-    if (!results) {
-      *to = x;
-      return;
-    }
-    write_mail(at, x.bits);
-    write_mail(at + other, uint16_t(kNoNumber));
-    if (stage.keeps) *reinterpret_cast<bf16*>(at + memory) = x;
+    const auto keep = [&](unsigned char* where) {
+      if (wanted) *reinterpret_cast<uint32_t*>(where) = x;
+    };
+    if (!results) return keep(at);
+    write_mail_if(wanted, at, x);
+    write_mail_if(wanted, at + other, kNoNumber);
+    if (stage.keeps) keep(at + memory);
   }
 };
 

@@ -16,8 +16,8 @@ namespace sps::ops::decode_program {
 
 template <int D>
 __device__ __forceinline__ void run_program(const Program& given, unsigned char* memory) {
-  Rest& rest = *reinterpret_cast<Rest*>(memory + given.ring_bytes + given.work_bytes +
-                                        attention_bytes<D>(given.attention_warps));
+  Rest& rest = *reinterpret_cast<Rest*>(memory);
+  unsigned char* const ring = memory + kRestBytes;
   const int me = int(threadIdx.x);
   if (me < kPieces) {
     hopper::barrier_init(hopper::smem_address(&rest.barriers.full[me]), 1);
@@ -34,10 +34,10 @@ __device__ __forceinline__ void run_program(const Program& given, unsigned char*
   __syncthreads();
   const Program& program = rest.program;
   const int warp = me / kWarp;
-  unsigned char* const work = memory + program.ring_bytes;
+  unsigned char* const work = ring + program.ring_bytes;
   if (warp < kWorkers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kWorkerRegisters));
-    Worker{memory, work, rest, RingWalk(program.ring_bytes)}.run();
+    Worker{ring, work, rest, RingWalk(program.ring_bytes)}.run();
   } else if (warp < kLoader) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kAttentionRegisters));
     const int number = warp - kFirstAttention;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void run_program(const Program& given, unsigned char*
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kOtherRegisters));
     if (warp == kLoader)
-      load_weights(program, memory, rest);
+      load_weights(program, ring, rest);
     else
       Finisher{rest}.run();
   }

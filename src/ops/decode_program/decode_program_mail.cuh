@@ -42,6 +42,47 @@ __device__ __forceinline__ void write_mail(void* to, uint32_t x) {
 __device__ __forceinline__ void write_mail(void* to, uint16_t x) {
   asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(x) : "memory");
 }
+// Where something is wanted, without a branch; what is not is read as zeros. Mail has its order from what
+// it says, not from other memory, which may be read before and behind it.
+__device__ __forceinline__ uint4 read_mail_if(bool wanted, const void* from) {
+  uint4 x = make_uint4(0, 0, 0, 0);
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %5, 0;\n"
+      "@wanted ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+      : "l"(from), "r"(unsigned(wanted)));
+  return x;
+}
+__device__ __forceinline__ void write_mail_if(bool wanted, void* to, uint32_t x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %2, 0;\n"
+      "@wanted st.relaxed.gpu.global.u32 [%0], %1;\n"
+      "}\n" ::"l"(to),
+      "r"(x), "r"(unsigned(wanted)));
+}
+__device__ __forceinline__ void write_mail_if(bool wanted, void* to, const uint2& x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %3, 0;\n"
+      "@wanted st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};\n"
+      "}\n" ::"l"(to),
+      "r"(x.x), "r"(x.y), "r"(unsigned(wanted)));
+}
+__device__ __forceinline__ void write_mail_if(bool wanted, void* to, const uint4& x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %5, 0;\n"
+      "@wanted st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};\n"
+      "}\n" ::"l"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(unsigned(wanted)));
+}
 template <class T>
 __device__ __forceinline__ bool has_come(const uint4& x) {
   if constexpr (sizeof(T) == sizeof(float)) return max(max(x.x, x.y), max(x.z, x.w)) != kNoNumber;

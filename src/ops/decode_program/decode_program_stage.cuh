@@ -117,7 +117,7 @@ template <int D>
 __host__ __device__ constexpr int attention_bytes(int warps) {
   return D == 0 ? 0 : warps * int(sizeof(AttentionWarp<D>));
 }
-// Shared memory: the ring, rows of x, attention's warps, then this.
+// Shared memory: this, the ring, rows of x, attention's warps.
 struct Rest {
   // Those of one batch of tiles may be written while those of the one before are still read.
   alignas(16) float sums[2][kSumsBytes / sizeof(float)];
@@ -130,5 +130,6 @@ struct Rest {
   Program program;
   unsigned char *mail, *other_mail;  // this launch's, the next one's
 };
+constexpr int kRestBytes = (int(sizeof(Rest)) + kSlice - 1) / kSlice * kSlice;
 
 }  // namespace sps::ops::decode_program
