@@ -26,6 +26,18 @@ __device__ __forceinline__ uint4 read_mail(const void* from) {
                : "memory");
   return x;
 }
+// The same where `wanted`; else x stays. (A branch would end each loop that waits for mail in many.)
+__device__ __forceinline__ void read_mail_if(bool wanted, const void* from, uint4& x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %5, 0;\n"
+      "@wanted ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+      : "l"(from), "r"(uint32_t(wanted))
+      : "memory");
+}
 __device__ __forceinline__ uint32_t read_mail_float(const void* from) {
   uint32_t x;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");

@@ -119,21 +119,20 @@ struct Worker {
   template <class T>
   __device__ __forceinline__ static void read(const unsigned char* first, const unsigned char* second,
                                               unsigned wanted, bool by_mail, uint4 (&x)[4]) {
-    const auto ask = [&](int i) {
-      if ((wanted >> i & 1) != 0) x[i] = read_mail((i < 2 ? first : second) + i % 2 * kApart);
-    };
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = make_uint4(0, 0, 0, 0);
     Watchdog dog;
+    bool come;
 #pragma unroll 1
     do {
       dog.look();
 #pragma unroll
-      for (int i = 0; i < 4; ++i) ask(i);
-#pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (!by_mail || has_come<T>(x[i])) wanted &= ~(1U << i);
-    } while (wanted != 0);
+        read_mail_if((wanted >> i & 1) != 0, (i < 2 ? first : second) + i % 2 * kApart, x[i]);
+      come = true;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) come &= has_come<T>(x[i]);
+    } while (by_mail && !come);
   }
 
   // A part of all rows; `both`: of the warps of a part each takes rows in turn. Two rows are
