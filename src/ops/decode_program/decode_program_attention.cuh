@@ -25,7 +25,11 @@ struct Meeting {
   __device__ void before_keys() const { await_stages(program, stage.late); }
   __device__ bool counts() const { return stage.arrives; }
   __device__ static Watchdog watch() { return {}; }
-  __device__ uint4 read(bool wanted, const void* from) const { return read_mail_if(wanted, from); }
+  __device__ uint4 read(bool wanted, const void* from) const {
+    uint4 x = make_uint4(0, 0, 0, 0);
+    read_mail_if(wanted, from, x);
+    return x;
+  }
   __device__ float2 read_pair(const void* from) const { return read_mail_pair(from); }
   __device__ bool row_has_come(const uint4& x) const { return !rows || has_come<bf16>(x); }
   __device__ bool sums_have_come(const uint4& x) const { return has_come<float>(x); }

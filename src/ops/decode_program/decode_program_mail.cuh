@@ -35,8 +35,7 @@ __device__ __forceinline__ void read_mail_if(bool wanted, const void* from, uint
       "@wanted ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
       "}\n"
       : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-      : "l"(from), "r"(uint32_t(wanted))
-      : "memory");
+      : "l"(from), "r"(uint32_t(wanted)));
 }
 __device__ __forceinline__ uint32_t read_mail_float(const void* from) {
   uint32_t x;
@@ -54,20 +53,7 @@ __device__ __forceinline__ void write_mail(void* to, uint32_t x) {
 __device__ __forceinline__ void write_mail(void* to, uint16_t x) {
   asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(x) : "memory");
 }
-// Where something is wanted, without a branch; what is not is read as zeros. Mail has its order from what
-// it says, not from other memory, which may be read before and behind it.
-__device__ __forceinline__ uint4 read_mail_if(bool wanted, const void* from) {
-  uint4 x = make_uint4(0, 0, 0, 0);
-  asm volatile(
-      "{\n"
-      ".reg .pred wanted;\n"
-      "setp.ne.u32 wanted, %5, 0;\n"
-      "@wanted ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      "}\n"
-      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-      : "l"(from), "r"(unsigned(wanted)));
-  return x;
-}
+// Where `wanted`. Mail has its order from what it says: other memory may be read before and behind it.
 __device__ __forceinline__ void write_mail_if(bool wanted, void* to, uint32_t x) {
   asm volatile(
       "{\n"
