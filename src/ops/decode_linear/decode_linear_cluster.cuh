@@ -111,7 +111,8 @@ struct ClusterShape {
 template <int kRows, int kParts>
 __device__ __forceinline__ void gain_rows(const Product<bf16>& p, unsigned char* x_rows, const float* gain,
                                           float2* squares, uint64_t* arrived, bool sends) {
-  constexpr int kAtOnce = 2, kKept = 4, kStep = 4 * kWarp;  // rows; fours of a lane; columns of a warp
+  // Rows; fours of a lane; columns of a warp.
+  constexpr int kAtOnce = kRows <= 16 ? 2 : 4, kKept = 4, kStep = 4 * kWarp;
   constexpr int kWarps = ClusterShape<kRows>::kWarps, kColumns = kChunk<bf16>;
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp, part = int(cluster_rank());
   const int first_k = part * p.part_chunks * kColumns, columns = min(p.k - first_k, p.part_chunks * kColumns);
