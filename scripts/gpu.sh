@@ -19,7 +19,7 @@ rooms=(rows embedding rmsnorm rope swiglu gates fold_gain adamw clip linear swig
   decode_attention decode_linear decode_program sample)
 programs=(sps_tensor_test)
 for room in "${rooms[@]}"; do programs+=("sps_ops_${room}_test"); done
-programs+=(sps_optim_test sps_model_test model_torch_test sps_train_test sps_score_test sps_infer_test convert_test)
+programs+=(sps_optim_test sps_model_test model_torch_test sps_train_test resume_test sps_score_test sps_infer_test convert_test)
 # The models' references take five minutes of one core, the attention's a minute: such programs run in parts.
 declare -A shards=([sps_model_test]=6 [sps_ops_attention_test]=3 [sps_infer_test]=6 [sps_ops_decode_attention_test]=6)
 

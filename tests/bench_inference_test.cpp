@@ -4,6 +4,8 @@
 
 #include <array>
 #include <map>
+#include <set>
+#include <string>
 
 #include "base/json.h"
 #include "base/test_files.h"
@@ -88,6 +90,19 @@ TEST(BenchDecode, FiguresOfEveryModelAndBatch) {
     EXPECT_GT(row.at("ceiling_gbytes_per_second"), 0);
     EXPECT_GT(row.at("of_ceiling"), 0);
   }
+}
+
+// What was drawn depends on nothing but model, weights and prompts.
+TEST(BenchDecode, DrawsTheSameAgain) {
+  const Arguments once{"--batch", "1,3", "--prompt", "20", "--tokens", "12", "--rounds", "1", "--no-ceiling"};
+  const auto first = bench("decode", once + Arguments{"--threads", "1"}),
+             again = bench("decode", once + Arguments{"--threads", "2", "--step-rows", "64"});
+  std::set<std::string> drawn;
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(first["results"][i].at("drawn_xxh3"), again["results"][i].at("drawn_xxh3"));
+    drawn.insert(first["results"][i]["drawn_xxh3"]);
+  }
+  EXPECT_EQ(drawn.size(), 6u);
 }
 
 TEST(BenchDecode, PromptsInPieces) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/hash.h"
 #include "base/progress.h"
 #include "base/rng.h"
 #include "cli/bench_memory.h"
@@ -30,6 +31,7 @@ void time_engine(Engine& engine, const StepTraffic& traffic, int64_t texts, int6
   std::vector<std::vector<int64_t>> positions;           // of each timed step, that each text's id stands at
   std::vector<int64_t> next(size_t(texts), prompt - 1);  // position of the id that a text feeds next
   int64_t begun = 0;                                     // texts that have a new token
+  Hasher ids;
   const double began = monotonic_seconds();
   while (!engine.idle()) {
     const bool all = begun == texts;
@@ -40,10 +42,12 @@ void time_engine(Engine& engine, const StepTraffic& traffic, int64_t texts, int6
     for (const Drawn& d : drawn) {
       if (d.finish == Finish::failed) fail("text {}: {}", d.handle, d.error);
       begun += next[size_t(d.handle)]++ == prompt - 1 ? 1 : 0;
+      ids.update(&d.handle, sizeof(d.handle)), ids.update(&d.id, sizeof(d.id));
     }
     if (!all && begun == texts) times.prefill.push_back(after - began);
   }
   times.whole.push_back(monotonic_seconds() - began);
+  if (times.whole.size() == 1) times.drawn = ids.digest();
   if (seconds.empty()) return;
   StepBytes sum;
   std::vector<double> rates;

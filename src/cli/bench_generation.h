@@ -36,6 +36,7 @@ struct GenerationTimes {
   // each round on a GPU. One number a round.
   std::vector<double> ceilings;
   size_t scratch = 0;  // of the operations, bytes
+  uint64_t drawn = 0;  // hash of the first round's ids, step by step
   std::string error;   // not measured: why (no memory for so many texts)
 };
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/threads.h"
 #include "cli/bench_generation.h"
@@ -83,7 +84,8 @@ Json decode_json(int64_t batch, int64_t tokens, const GenerationTimes& t) {
            {"keys", t.bytes.keys},
            {"logits", t.bytes.logits},
            {"total", t.bytes.total()}}},
-         {"gbytes_per_second", kGiga * median(t.bytes_per_second)}};
+         {"gbytes_per_second", kGiga * median(t.bytes_per_second)},
+         {"drawn_xxh3", hex(t.drawn)}};
   if (!t.ceilings.empty()) {
     j["ceiling_gbytes_per_second"] = kGiga * median(t.ceilings);
     j["of_ceiling"] = ratio(t.bytes_per_second, t.ceilings);

@@ -105,24 +105,25 @@ void Decoder::remember_pages(int64_t slot) {
     s.prefix = pool_.remember(page_of(slot, s.remembered), s.prefix, page_ids(s.ids, s.remembered));
 }
 
-Tensor Decoder::step(std::span<const Run> runs) {
+Tensor Decoder::step(std::span<const Run> runs, const std::function<void(Tensor)>& then) {
   SPS_CHECK(!runs.empty() && int64_t(runs.size()) <= options_.slots);
   put_lists(runs);
-  issue();
+  issue(then);
   if (options_.share_prefixes)
     for (const Run& run : runs) remember_pages(run.slot);
   return b_.logits.rows_from(0, int64_t(picks_.size()));
 }
 
-void Decoder::issue() {
-  const auto pass = [this] {
+void Decoder::issue(const std::function<void(Tensor)>& then) {
+  const auto pass = [&] {
     forward();
-    readout();
+    const Tensor logits = readout();
     device();  // the program's end
+    if (then && logits.rows > 0) then(logits);
   };
   if (ex_.device == Device::cpu || !options_.graphs || lists_.longest > 1) return pass();
   graphs_.run(
-      ex_, {lists_.runs, x_rows_, p_rows_, int64_t(picks_.size())}, pass,
+      ex_, {lists_.runs, x_rows_, p_rows_, int64_t(picks_.size()), bool(then)}, pass,
       [&](StreamGraph& graph, std::optional<ops::DecodeProgram>& program) {
         // Its products are of few rows: with more, attention alone would be left to it.
         if (options_.program && x_rows_ + p_rows_ <= ops::kMostProgramRows && ops::DecodeProgram::usable(ex_))
@@ -133,7 +134,10 @@ void Decoder::issue() {
           ~Reset() { program = nullptr; }
         } reset{program_};
         graph.record(ex_, pass);
-        if (program) program->upload();
+        if (!program) return;
+        program->upload();
+        const auto launches = program->launches();
+        program_launches_.all += launches.all, program_launches_.by_mail += launches.by_mail;
       });
 }
 

@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <variant>
@@ -82,13 +83,18 @@ class Decoder {
   };
   // At most step_rows positions, at most one run of a slot. Returns the logits that follow the runs with left
   // = 0, in their order: [n, vocab] f32 (f64 in the reference) on the device, until the next step.
-  Tensor step(std::span<const Run> runs);
+  // `then` issues what is to follow them, and may become a part of the step's graph: with the same counts of
+  // runs and rows it must issue the same operations on the same places each time. Not called for no logits.
+  Tensor step(std::span<const Run> runs, const std::function<void(Tensor logits)>& then = {});
 
   // Rows of each stream that the latest step ran: prediction rows where something depends on them alone.
   struct StepRows {
     int64_t state = 0, pred = 0;
   };
   StepRows rows_of_step() const { return {x_rows_, p_rows_}; }
+
+  // Of all programs so far.
+  ops::DecodeProgram::Launches program_launches() const { return program_launches_; }
 
  private:
   struct Slot {
@@ -143,7 +149,7 @@ class Decoder {
   using Weight = std::variant<Tensor, ops::Int8Matrix>;
 
   // The step that the lists describe, by a graph where there is one.
-  void issue();
+  void issue(const std::function<void(Tensor)>& then);
   void forward();
   const Exec& device();  // for operations: what the program has so far goes before them
   template <class Add>
@@ -202,8 +208,10 @@ class Decoder {
   // What a step's operations depend on.
   struct Counts {
     int64_t runs, x_rows, p_rows, picks;
+    bool then;
     auto operator<=>(const Counts&) const = default;
   };
+  ops::DecodeProgram::Launches program_launches_;
   StreamGraphs<Counts, std::optional<ops::DecodeProgram>> graphs_{64};  // programs' memory is named in them
 
   Arena memory_;

@@ -314,6 +314,23 @@ TEST(Decoder, WiderModelsOnAGpuGiveTheSameBitsInAnyPieces) {
   }
 }
 
+// Programs give the same bits when their stages wait for each other; only their clocks would tell.
+TEST(Decoder, ProgramsGoByMail) {
+  if (gpu_count() == 0 || !ops::DecodeProgram::usable(open_gpu())) GTEST_SKIP() << "no GPU with programs";
+  for (const auto& [family, qk_norm] :
+       {std::pair{"standard", true}, {"sps", false}, {"sps", true}, {"free_pause", true}}) {
+    ModelKeys keys = small_keys(family, kWindowAuto);
+    keys.d_model = 128, keys.heads = 2, keys.d_ffn = {320}, keys.qk_norm = qk_norm;
+    const ModelConfig c = resolve(keys);
+    const auto model = dense_model(c, ops::Backend{Device::cuda, DType::bf16}, 4, 0.09);
+    Decoder decoder(c, model->parameters(), model->store(), {.slots = 2, .page = 16, .step_rows = 32});
+    decode(decoder, {random_text(c, 40, 1, false), random_text(c, 30, 2, false)}, {{0, 20}, {1, 1}, 1});
+    const auto launches = decoder.program_launches();
+    EXPECT_GT(launches.all, 0) << family;
+    EXPECT_EQ(launches.by_mail, launches.all) << family;
+  }
+}
+
 // A batch whose rows and keys are cut into pieces for the threads.
 TEST(Decoder, ThreadsChangeNothing) {
   ModelKeys keys = small_keys("sps", 16);

@@ -152,9 +152,14 @@ std::vector<Drawn> Engine::step() {
     if (count == left) readers.push_back(text.get());
   }
   const std::span<const ops::SampleRow> settings = put_settings(readers);
-  const Tensor logits = decoder_.step(runs);
   const size_t before = drawn.size();
-  const std::span<const ops::Sampled> sampled = sample(logits, settings);
+  // Of a GPU's logits only what was drawn comes to the host: the GPU writes it there.
+  const std::span sampled(reinterpret_cast<ops::Sampled*>(sampled_.data()), readers.size());
+  decoder_.step(runs, [&](Tensor logits) {
+    SPS_CHECK(logits.rows == int64_t(settings.size()));
+    ops::sample(ex_, logits, settings, forbidden_, seen_, sampled);
+  });
+  synchronize(ex_);
   for (size_t i = 0; i < readers.size(); ++i) drawn.push_back(take(*readers[i], sampled[i]));
   std::erase_if(live_, [&](const std::unique_ptr<Text>& text) {
     for (size_t i = before; i < drawn.size(); ++i) {
@@ -180,15 +185,6 @@ std::span<const ops::SampleRow> Engine::put_settings(const std::vector<Text*>& r
   if (ex_.device == Device::cpu) return settings;
   copy_bytes(ex_, settings_there_.data(), settings.data(), settings.size_bytes());
   return {reinterpret_cast<const ops::SampleRow*>(settings_there_.data()), count};
-}
-
-// Of a GPU's logits only what was drawn comes to the host: the GPU writes it there.
-std::span<const ops::Sampled> Engine::sample(Tensor logits, std::span<const ops::SampleRow> settings) {
-  SPS_CHECK(logits.rows == int64_t(settings.size()));
-  const std::span sampled(reinterpret_cast<ops::Sampled*>(sampled_.data()), settings.size());
-  ops::sample(ex_, logits, settings, forbidden_, seen_, sampled);
-  synchronize(ex_);
-  return sampled;
 }
 
 Drawn Engine::take(Text& text, const ops::Sampled& sampled) const {

@@ -96,7 +96,6 @@ class Engine {
 
   void admit();
   std::span<const ops::SampleRow> put_settings(const std::vector<Text*>& readers);
-  std::span<const ops::Sampled> sample(Tensor logits, std::span<const ops::SampleRow> settings);
   Drawn take(Text& text, const ops::Sampled& sampled) const;
   void leave(const Text& text);
 

@@ -114,7 +114,7 @@ __device__ inline void cluster_barrier() {
   __syncthreads();
 #endif
 }
-// The place in another block's shared memory that `p` is in this one's, and what is read there. Before the
+// The place in another block's shared memory that `p` is in this one's, and what is written there. Before the
 // first access every block of the cluster has arrived once.
 __device__ inline uint32_t block_address(const void* p, unsigned rank) {
   uint32_t there = shared_address(p);
@@ -123,13 +123,11 @@ __device__ inline uint32_t block_address(const void* p, unsigned rank) {
 #endif
   return there;
 }
-__device__ inline float load_from_block(const float* p, unsigned rank) {
+__device__ inline void store_to_block(uint32_t* p, unsigned rank, uint32_t x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  float x;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(block_address(p, rank)) : "memory");
-  return x;
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(block_address(p, rank)), "r"(x) : "memory");
 #else
-  return rank == 0 ? *p : 0;
+  if (rank == 0) *p = x;
 #endif
 }
 

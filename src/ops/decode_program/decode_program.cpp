@@ -73,4 +73,8 @@ void DecodeProgram::upload() {
   list_->gpu->upload();
 }
 
+DecodeProgram::Launches DecodeProgram::launches() const {
+  return list_->gpu->launches();
+}
+
 }  // namespace sps::ops

@@ -188,6 +188,13 @@ class List final : public GpuList {
     synchronize(ex_);
   }
 
+  DecodeProgram::Launches launches() const override {
+    DecodeProgram::Launches count;
+    for (const Program& p : programs_)
+      if (p.stages > 1) ++count.all, count.by_mail += p.mail_bytes > 0 ? 1 : 0;
+    return count;
+  }
+
  private:
   static int ring_beside(int bytes) {
     return (most_shared() - rounded_up(int(sizeof(Rest))) - bytes) / kSlice * kSlice;

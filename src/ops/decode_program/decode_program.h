@@ -48,6 +48,13 @@ class DecodeProgram {
   void launch();
   void upload();
 
+  // Of more than one stage; and those of them whose stages hand their results on as they come, where the
+  // others' wait for each other.
+  struct Launches {
+    int64_t all = 0, by_mail = 0;
+  };
+  Launches launches() const;
+
  private:
   struct List;
   std::unique_ptr<List> list_;

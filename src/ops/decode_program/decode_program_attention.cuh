@@ -12,23 +12,17 @@ namespace sps::ops::decode_program {
 // How a warp of attention meets the other stages.
 struct Meeting {
   const Stage& stage;
-  const unsigned* counters;
+  const Program& program;
   int64_t partials;       // numbers of partial sums; as many lie behind them
   int64_t other, memory;  // bytes from results as mail to the next launch's, and to where they belong
   bool rows, results;     // these come, and go, as mail
   bool waited = false;
 
-  __device__ void await(const Stage::Await (&stages)[kMostAwaited]) const {
-    const int lane = int(threadIdx.x) % kWarp;
-    if (lane < kMostAwaited && stages[lane].arrivals > 0)
-      await_stage(counters + stages[lane].stage * kCounterStep, unsigned(stages[lane].arrivals));
-    __syncwarp();
-  }
   __device__ void operator()(int, int) {
-    if (!waited) await(stage.awaited);
+    if (!waited) await_stages(program, stage.awaited);
     waited = true;
   }
-  __device__ void before_keys() const { await(stage.late); }
+  __device__ void before_keys() const { await_stages(program, stage.late); }
   __device__ uint4 read(const void* from) const { return read_mail(from); }
   __device__ float2 read_pair(const void* from) const { return read_mail_pair(from); }
   __device__ bool row_has_come(const uint4& x) const { return !rows || has_come<bf16>(x); }
@@ -82,7 +76,7 @@ __device__ __forceinline__ void attend(const Rest& rest, AttentionWarp<D>& mine,
     decode::SplitWarp<D, true> split(mine.record.attention, mine.record.partials, mine.shared);
     split.start({int(blockIdx.x), int(gridDim.x), number, program.attention_warps});
     Meeting meeting{s,
-                    program.counters,
+                    program,
                     program.partials,
                     rest.other_mail - rest.mail,
                     static_cast<unsigned char*>(mine.record.results) - (rest.mail + s.y_mail),
@@ -95,7 +89,7 @@ __device__ __forceinline__ void attend(const Rest& rest, AttentionWarp<D>& mine,
       meeting.rows |= mine.record.mail.k[i] >= 0 || mine.record.mail.v[i] >= 0;
     const int tiles = split.finish(meeting);
     __syncwarp();
-    if (tiles > 0 && s.arrives && lane == 0) arrive(program.counters + n * kCounterStep, unsigned(tiles));
+    if (tiles > 0 && s.arrives && lane == 0) arrive(counter(program, n), unsigned(tiles));
   }
 }
 

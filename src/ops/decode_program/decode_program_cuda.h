@@ -6,6 +6,7 @@
 
 #include "ops/decode_attention/decode_attention_cuda.h"
 #include "ops/decode_linear/decode_linear_cuda.h"
+#include "ops/decode_program/decode_program.h"
 
 namespace sps::ops::decode_program {
 
@@ -19,6 +20,7 @@ class GpuList {
                    std::vector<Tensor> writes) = 0;
   virtual void launch() = 0;
   virtual void upload() = 0;
+  virtual DecodeProgram::Launches launches() const = 0;
 };
 
 bool usable_cuda();

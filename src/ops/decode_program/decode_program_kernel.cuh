@@ -1,5 +1,6 @@
 // The kernel behind decode_program.h: one block on every multiprocessor, all at the same time, walks through
-// the stages. One warp of it loads weights, eight multiply, the others are attention's.
+// the stages. One warp of it loads weights, eight multiply, four
+// attend, three finish what the products leave.
 //
 // Tiles of eight features are dealt to the blocks in turn, on from where the stage before has stopped.
 // Results go from block to block as mail where their readers can take it, else they are waited for by
@@ -44,8 +45,11 @@ __device__ __forceinline__ void run_program(const Program& given, unsigned char*
       if (number < program.attention_warps)
         attend<D>(rest, reinterpret_cast<AttentionWarp<D>*>(work + program.work_bytes)[number], number);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoaderRegisters));
-    if (warp == kLoader) load_weights(program, memory, rest);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kOtherRegisters));
+    if (warp == kLoader)
+      load_weights(program, memory, rest);
+    else
+      Finisher{rest}.run();
   }
   // Nobody looks at a counter any more when all blocks are here: the last one leaves zeros behind.
   Own* const own = reinterpret_cast<Own*>(program.counters + program.stages * kCounterStep);

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "ops/cuda.cuh"
-#include "ops/decode_program/decode_program_ring.cuh"
+#include "ops/decode_program/decode_program_stage.cuh"
 
 namespace sps::ops::decode_program {
 
@@ -25,6 +25,18 @@ __device__ __forceinline__ uint4 read_mail(const void* from) {
                : "l"(from)
                : "memory");
   return x;
+}
+// The same where `wanted`; else x stays. (A branch would end each loop that waits for mail in many.)
+__device__ __forceinline__ void read_mail_if(bool wanted, const void* from, uint4& x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %5, 0;\n"
+      "@wanted ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+      : "l"(from), "r"(uint32_t(wanted))
+      : "memory");
 }
 __device__ __forceinline__ uint32_t read_mail_float(const void* from) {
   uint32_t x;
@@ -58,6 +70,17 @@ __device__ __forceinline__ void await_stage(const unsigned* counter, unsigned ar
   };
   Watchdog dog;
   while (!arrived()) dog.look();
+}
+__device__ __forceinline__ unsigned* counter(const Program& program, int stage) {
+  return program.counters + stage * kCounterStep;
+}
+// By a warp.
+__device__ __forceinline__ void await_stages(const Program& program,
+                                             const Stage::Await (&stages)[kMostAwaited]) {
+  const int lane = int(threadIdx.x) % kWarp;
+  if (lane < kMostAwaited && stages[lane].arrivals > 0)
+    await_stage(counter(program, stages[lane].stage), unsigned(stages[lane].arrivals));
+  __syncwarp();
 }
 // After a barrier of those whose writes it is about.
 __device__ __forceinline__ void arrive(unsigned* counter, unsigned arrivals) {

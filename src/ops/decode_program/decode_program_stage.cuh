@@ -14,18 +14,23 @@ constexpr int kMostRows = 8;
 constexpr int kWorkers = 8, kWorkerThreads = kWorkers * kWarp;      // warps that multiply
 constexpr int kFirstAttention = kWorkers, kMostAttentionWarps = 4;  // warps
 constexpr int kLoader = kFirstAttention + kMostAttentionWarps;
-constexpr int kThreads = (kLoader + 4) * kWarp;  // the last three do nothing
-// Registers of a thread, of each four warps: the workers', attention's, and those of the warp that loads.
+constexpr int kFirstFinisher = kLoader + 1, kFinishers = 3,  // warps
+    kFinisherThreads = kFinishers * kWarp;
+constexpr int kThreads = (kFirstFinisher + kFinishers) * kWarp;
+// Registers of a thread, of each four warps: the workers', attention's, and those of the warps that load and
+// finish.
 // Altogether they are what the kernel starts with.
-constexpr int kWorkerRegisters = 112, kAttentionRegisters = 224, kLoaderRegisters = 64;
-static_assert(2 * kWorkerRegisters + kAttentionRegisters + kLoaderRegisters == 65536 / (4 * kWarp));
+constexpr int kWorkerRegisters = 112, kAttentionRegisters = 224, kOtherRegisters = 64;
+static_assert(2 * kWorkerRegisters + kAttentionRegisters + kOtherRegisters == 65536 / (4 * kWarp));
 constexpr int kChunk = decode_product::kChunk<bf16>;
-constexpr int kPieceChunks = 16;      // of a piece of the ring, at most
-constexpr int kUnderWay = 48 << 10;   // bytes of pieces that a block waits for, at most
-constexpr int kSumsBytes = 8 << 10;   // of the tiles that are added up together
-constexpr int kCounterStep = 32;      // unsigned numbers from one counter to the next: lines of their own
-constexpr int kWorkersBarrier = 1;    // number of the barrier among the workers
-constexpr int kFirstPartBarrier = 2;  // among the warps of a part of k, of which there are at most 4 then
+constexpr int kPieceChunks = 16;     // of a piece of the ring, at most
+constexpr int kUnderWay = 48 << 10;  // bytes of pieces that a block waits for, at most
+constexpr int kSumsBytes = 8 << 10;  // of the tiles that are added up together
+constexpr int kCounterStep = 32;     // unsigned numbers from one counter to the next: lines of their own
+// Numbers of barriers; of those for sums and squares there are two, for turns. A part of k has at most two
+// warps where there are four of them.
+constexpr int kFinishersBarrier = 1, kFirstPartBarrier = 2, kSumsBarrier = 6, kFreeBarrier = 8,
+              kSquaresBarrier = 10;
 constexpr int kMostAwaited = 4;
 
 // Everything of a product that does not depend on what is computed, so that a block finds its part without
@@ -116,8 +121,10 @@ __host__ __device__ constexpr int attention_bytes(int warps) {
 struct Rest {
   // Those of one batch of tiles may be written while those of the one before are still read.
   alignas(16) float sums[2][kSumsBytes / sizeof(float)];
-  float squares[2][kWorkers * kMostRows];                // of parts of rows that are normed
-  alignas(16) uint4 stage[kWorkers + 1][kStageVectors];  // each worker's, and behind them the loading warp's
+  float squares[2][kWorkers * kMostRows];  // of parts of rows that are normed
+  float scales[kMostRows];                 // of such rows
+  // Each worker's; behind them the loading warp's and the finishers'.
+  alignas(16) uint4 stage[kWorkers + 1 + kFinishers][kStageVectors];
   RingBarriers barriers;
   // Read where it is needed, for attention wants the registers.
   Program program;

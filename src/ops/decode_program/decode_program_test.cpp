@@ -115,6 +115,10 @@ void compare(const Shape& s, int64_t launch_after, int passes, bool mail = true)
     StreamGraph graph;
     graph.record(on.exec(), [&] { pass(on, program, &stages, launch_after); });
     stages.upload();
+    if (launch_after > 1) {
+      EXPECT_GT(stages.launches().all, 0);
+      EXPECT_EQ(stages.launches().by_mail, mail ? stages.launches().all : 0);
+    }
     for (int i = 0; i < passes; ++i) graph.start(on.exec());
     synchronize(on.exec());
   }

@@ -1,21 +1,18 @@
-// What the warps that multiply do with a stage. Its own path, from the mail that it waits for to the mail
-// that it sends, is what a step takes; everything else stands before the waiting.
+// What the warps that multiply do with a stage. The path from the mail that they wait for to the mail that
+// follows from it is what a step takes, so they do nothing else: others add up what they leave
+// (decode_program_finisher.cuh) while they wait for the next stage's mail.
 //
 // A warp fetches of each row the part of k that it multiplies itself; where rows are normed, it leaves the
-// part's sum of squares beside its sums. Sums are made of the same parts, in the same order, as
-// decode_linear_product.cuh makes them; one barrier stands before they are added up.
+// part's sum of squares. Sums are made of the same parts, in the same order, as decode_linear_product.cuh
+// makes them.
 #pragma once
 
-#include "ops/decode_program/decode_program_loader.cuh"
-#include "ops/decode_program/decode_program_mail.cuh"
+#include "ops/decode_program/decode_program_finisher.cuh"
 
 namespace sps::ops::decode_program {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-__device__ __forceinline__ void meet() {
-  asm volatile("bar.sync %0, %1;" ::"n"(kWorkersBarrier), "n"(kWorkerThreads) : "memory");
-}
 // Both warps that share out a part of k.
 __device__ __forceinline__ void meet_pair(int part) {
   asm volatile("bar.sync %0, %1;" ::"r"(kFirstPartBarrier + part), "n"(2 * kWarp) : "memory");
@@ -76,9 +73,8 @@ struct Worker {
   Rest& rest;
   RingWalk walk;
   int turn = 0, normed = 0;  // of the places for sums, and for squares
-  const int me = int(threadIdx.x), warp = me / kWarp, lane = me % kWarp;
+  const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
 
-  __device__ unsigned* counter(int stage) const { return rest.program.counters + stage * kCounterStep; }
   __device__ void await_piece(const RingWalk& at) const {
     wait_for(rest.barriers.full[at.slot()], at.parity());
   }
@@ -91,7 +87,9 @@ struct Worker {
   // that take lines in turn, two at a time.
   struct Part {
     int number, team, teams, begin, end;  // chunks
-    uint32_t x;                           // this lane's row, from the lane's bytes on
+    int pieces, piece_chunks;             // of a line
+    int rows, of_line;                    // rows; numbers of a line's sums, of all parts
+    uint32_t x, weights;  // this lane's row, and where a piece begins, from the lane's bytes on
   };
   __device__ Part part_of(const Stage& s) const {
     const Product<bf16>& p = s.product;
@@ -101,6 +99,10 @@ struct Worker {
     part.begin = part.number * p.part_chunks, part.end = min(part.begin + p.part_chunks, s.chunks);
     part.x =
         hopper::smem_address(work) + min(lane / 4, p.rows - 1) * row_step(s.chunks) + lane % 4 * kVectorBytes;
+    part.pieces = s.pieces, part.piece_chunks = s.piece_chunks;
+    part.rows = p.rows, part.of_line = p.rows * kFeatures << s.log_parts;
+    const int feature = feature_of(lane / 4);
+    part.weights = hopper::smem_address(ring) + feature * kChunkBytes + ((lane % 4) ^ feature) * kVectorBytes;
     return part;
   }
 
@@ -117,21 +119,20 @@ struct Worker {
   template <class T>
   __device__ __forceinline__ static void read(const unsigned char* first, const unsigned char* second,
                                               unsigned wanted, bool by_mail, uint4 (&x)[4]) {
-    const auto ask = [&](int i) {
-      if ((wanted >> i & 1) != 0) x[i] = read_mail((i < 2 ? first : second) + i % 2 * kApart);
-    };
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = make_uint4(0, 0, 0, 0);
     Watchdog dog;
+    bool come;
 #pragma unroll 1
     do {
       dog.look();
 #pragma unroll
-      for (int i = 0; i < 4; ++i) ask(i);
-#pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (!by_mail || has_come<T>(x[i])) wanted &= ~(1U << i);
-    } while (wanted != 0);
+        read_mail_if((wanted >> i & 1) != 0, (i < 2 ? first : second) + i % 2 * kApart, x[i]);
+      come = true;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) come &= has_come<T>(x[i]);
+    } while (by_mail && !come);
   }
 
   // A part of all rows; `both`: of the warps of a part each takes rows in turn. Two rows are
@@ -222,21 +223,19 @@ struct Worker {
       __syncwarp();
   }
 
-  // The sums of a line or two, part by part. A warp looks at those pieces alone that have something of its
-  // part, and is through with the others at once: between two barriers lie fewer pieces than kPieces.
-  __device__ __forceinline__ void multiply(const Stage& s, const Part& part, bool mine, bool two, float* to) {
-    const Product<bf16>& p = s.product;
-    const int pieces = s.pieces, piece_chunks = s.piece_chunks, size = piece_chunks * kSlice;
-    const int feature = feature_of(lane / 4);
-    const uint32_t weights = feature * kChunkBytes + ((lane % 4) ^ feature) * kVectorBytes;
+  // The sums of a line or two, part by part; two lines have their pieces in the ring in turns. A warp looks
+  // at those pieces alone that have something of its part, and is through with the others at once: between
+  // two barriers lie fewer pieces than kPieces. It arrives for as many warps as there are teams.
+  __device__ __forceinline__ void multiply(const Part& part, bool two, float* to) {
+    const int size = part.piece_chunks * kSlice;
     LineSums own;
 #pragma unroll 1
-    for (int i = 0, first = 0; i < pieces; ++i) {
-      const int begin = max(part.begin, first), end = min(part.end, first + piece_chunks);
+    for (int i = 0, first = 0; i < part.pieces; ++i, first += part.piece_chunks) {
+      const int begin = max(part.begin, first), end = min(part.end, first + part.piece_chunks);
       RingWalk second = walk;
       if (two) second.pass(size);
-      if (mine && begin < end) {
-        const uint32_t from = hopper::smem_address(ring) + weights + (begin - first) * kSlice;
+      if (begin < end) {
+        const uint32_t from = part.weights + (begin - first) * kSlice;
         uint32_t a = from + walk.place(size), b = two ? from + second.place(size) : a,
                  x = part.x + begin * kChunkBytes;
         await_piece(walk);
@@ -250,138 +249,56 @@ struct Worker {
       // Its own walk goes on behind the last line.
       __syncwarp();
       if (lane < hopper::kWarpArrivals) {
-        hopper::barrier_arrive(hopper::smem_address(&rest.barriers.empty[walk.slot()]));
-        if (two) hopper::barrier_arrive(hopper::smem_address(&rest.barriers.empty[second.slot()]));
+        const auto empty = [&](const RingWalk& at) {
+          return hopper::smem_address(&rest.barriers.empty[at.slot()]);
+        };
+        hopper::barrier_arrive(empty(walk), uint32_t(part.teams));
+        if (two) hopper::barrier_arrive(empty(second), uint32_t(part.teams));
       }
       walk = second;
       walk.pass(size);
-      first += piece_chunks;
     }
-    const int of_part = p.rows * kFeatures;
-    if (mine) own.put(to + part.number * of_part, two ? of_part << s.log_parts : 0, p.rows, lane);
+    const int of_part = part.rows * kFeatures;
+    own.put(to + part.number * of_part, two ? part.of_line : 0, part.rows, lane);
   }
-
-  // Where one number of the result is made and goes.
-  struct Result {
-    int row, feature;
-    bool wanted;
-    const float* sums;  // of its first part
-    unsigned char* mail;
-  };
-  // Number i of those of a batch whose first tile is `from`: of tile i / (8 rows), row by row.
-  __device__ __forceinline__ Result result(const Stage& s, int from, int i) const {
-    const Product<bf16>& p = s.product;
-    const int line = i / kFeatures, tile = int(unsigned(line) * s.row_inverse >> 16);
-    Result r;
-    r.row = line - tile * p.rows;
-    r.feature = (first_tile(s) + (from + tile) * int(gridDim.x)) * kFeatures + i % kFeatures;
-    r.wanted = r.feature < p.outputs;
-    r.sums = rest.sums[turn] + ((s.pairs() ? 2 * tile : tile) * p.rows << s.log_parts) * kFeatures +
-             r.row * kFeatures + i % kFeatures;
-    r.mail = rest.mail + s.y_mail +
-             uint32_t(r.row * p.outputs + r.feature) * uint32_t(p.floats ? sizeof(float) : sizeof(bf16));
-    return r;
-  }
-  // The parts of a sum, `step` numbers apart.
-  template <int kParts>
-  __device__ __forceinline__ static float total(const float* part, int step) {
-    float parts[kParts], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) parts[i] = part[i * step];
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) sum += parts[i];
-    return sum;
-  }
-  __device__ __forceinline__ static float total(const float* part, int step, bool eight) {
-    return eight ? total<8>(part, step) : total<4>(part, step);
-  }
-
-  // What y is added to, which may not have come yet.
-  __device__ uint32_t old_of(const Stage& s, const Result& r) const {
-    const Product<bf16>& p = s.product;
-    if (s.old_mail >= 0)
-      return read_mail_float(rest.mail + s.old_mail +
-                             uint32_t(r.row * p.outputs + r.feature) * uint32_t(sizeof(float)));
-    return __float_as_uint(__ldcg(static_cast<const float*>(p.y) + r.row * p.y_stride + r.feature));
+  // Lines of the other team.
+  __device__ __forceinline__ void skip(const Part& part, bool two) {
+    const int size = part.piece_chunks * kSlice;
+#pragma unroll 1
+    for (int i = two ? 2 * part.pieces : part.pieces; i > 0; --i) walk.pass(size);
   }
 
   // A stage that the block has a part in.
   __device__ void product(const Stage& s) {
     const Product<bf16>& p = s.product;
-    const int tiles = tiles_of(s, first_tile(s)), batch = s.batch, of_tile = p.rows * kFeatures;
-    const bool pairs = s.pairs(), adds = p.end == DecodeEnd::add, floats = p.floats, mails = s.y_mail >= 0,
-               keeps = s.keeps, keeps_rest = s.keeps_rest, eight = s.log_parts > 2;
-    const int split = p.split;
-    const float eps = p.eps, k_inverse = s.k_inverse;
-    const int64_t other = rest.other_mail - rest.mail;
+    const int tiles = tiles_of(s, first_tile(s)), batch = s.batch;
+    const bool pairs = s.pairs();
     const Part part = part_of(s);
-    if (s.awaited[0].arrivals > 0) {
-      if (warp == 0 && lane < kMostAwaited && s.awaited[lane].arrivals > 0)
-        await_stage(counter(s.awaited[lane].stage), unsigned(s.awaited[lane].arrivals));
-      meet();
-    }
-    // This thread's first result, and what it is added to: it comes while the sums are made.
-    Result r = result(s, 0, me);
-    uint32_t old = kNoNumber;
-    if (adds && r.wanted && me < min(tiles, batch) * of_tile) old = old_of(s, r);
-    const bool both = part.teams == 2 && min(tiles, batch) > (pairs ? 1 : 2), norms = p.gain != nullptr;
-    float* const squares = rest.squares[normed];
-    if (norms)
-      take_normed(s, part, both, squares), normed ^= 1;
-    else
+    if (warp == 0) await_stages(rest.program, s.awaited);
+    // All workers are through with the rows of the stage before, and these sums and squares are free.
+    sync_workers_and_finishers(kFreeBarrier + turn);
+    const bool both = part.teams == 2 && min(tiles, batch) > (pairs ? 1 : 2);
+    if (p.gain != nullptr) {
+      take_normed(s, part, both, rest.squares[normed]);
+      arrive_workers_and_finishers(kSquaresBarrier + normed);
+      normed ^= 1;
+    } else {
       take_part(s, part, both);
-
-    const int of_line = of_tile << s.log_parts;
+    }
 #pragma unroll 1
     for (int from = 0; from < tiles; from += batch) {
+      if (from > 0) sync_workers_and_finishers(kFreeBarrier + turn);
       const int count = min(batch, tiles - from), lines = pairs ? 2 * count : count;
 #pragma unroll 1
       for (int n = 0; n < lines; n += 2) {
-        const bool mine = (n / 2 & (part.teams - 1)) == part.team;
-        float* const to = rest.sums[turn] + n * of_line;
-        multiply(s, part, mine, n + 1 < lines, to);
+        const bool two = n + 1 < lines;
+        if ((n / 2 & (part.teams - 1)) == part.team)
+          multiply(part, two, rest.sums[turn] + n * part.of_line);
+        else
+          skip(part, two);
       }
-      meet();
-#pragma unroll 1
-      for (int i = me; i < count * of_tile; i += kWorkerThreads) {
-        const bool first = from == 0 && i == me;
-        if (!first) r = result(s, from, i);
-        if (!r.wanted) continue;
-        float sum = total(r.sums, of_tile, eight),
-              second = pairs ? total(r.sums + of_line, of_tile, eight) : 0;
-        if (norms) {
-          const float all = total(squares + r.row, kMostRows, eight);
-          const float mean = k_inverse != 0 ? __fmul_rn(all, k_inverse) : all / float(p.k);
-          const float scale = 1 / sqrtf(mean + eps);
-          sum *= scale, second *= scale;
-        }
-        if (pairs) {
-          sum = decode_product::silu_times<bf16>(sum, second);
-        } else if (adds) {
-          uint32_t before = first ? old : old_of(s, r);
-          Watchdog dog;
-          while (s.old_mail >= 0 && before == kNoNumber) {
-            before = old_of(s, r);
-            dog.look();
-          }
-          sum = __uint_as_float(before) + sum;
-        }
-        if (mails) {
-          if (floats) {
-            write_mail(r.mail, __float_as_uint(sum));
-            write_mail(r.mail + other, kNoNumber);
-          } else {
-            write_mail(r.mail, from_float<bf16>(sum).bits);
-            write_mail(r.mail + other, uint16_t(kNoNumber));
-          }
-        }
-        if (r.feature < split ? keeps : keeps_rest) decode_product::put_result(p, r.row, r.feature, sum);
-      }
+      arrive_workers_and_finishers(kSumsBarrier + turn);
       turn ^= 1;
-    }
-    if (s.arrives) {
-      meet();
-      if (me == 0) arrive(counter(s.number), 1);
     }
   }
 

@@ -54,25 +54,25 @@ __device__ __forceinline__ T over_warp(T x, Combine&& combine) {
   for (int step = kWarp / 2; step > 0; step /= 2) x = combine(x, __shfl_xor_sync(0xFFFFFFFFU, x, step));
   return x;
 }
-// The same in every thread; the warps in order.
-template <class T, class Combine>
-__device__ __forceinline__ T over_block(T x, Combine&& combine) {
+// The same in every thread: over the lanes of each warp, then over the warps, in a fixed order.
+// over_lanes(x) combines one of every lane.
+template <class T, class OverLanes>
+__device__ __forceinline__ T over_block(T x, OverLanes&& over_lanes) {
+  static_assert(kWarps == kWarp);  // a lane for each
   __shared__ T parts[kWarps];
-  x = over_warp(x, combine);
+  x = over_lanes(x);
   __syncthreads();
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = x;
   __syncthreads();
-  x = parts[0];
-  for (int i = 1; i < kWarps; ++i) x = combine(x, parts[i]);
-  return x;
+  return over_lanes(parts[threadIdx.x % kWarp]);
 }
 template <class T>
-__device__ __forceinline__ T block_max(T x) {
-  return over_block(x, [](T a, T b) { return a > b ? a : b; });
+__device__ __forceinline__ T warp_total(T x) {
+  return over_warp(x, [](T a, T b) { return a + b; });
 }
 template <class T>
 __device__ __forceinline__ T block_total(T x) {
-  return over_block(x, [](T a, T b) { return a + b; });
+  return over_block(x, [](T own) { return warp_total(own); });
 }
 
 struct Logit {
@@ -90,9 +90,9 @@ struct Row {
   static __device__ bool holds(const int32_t* set, int id) {
     return (uint32_t(set[id / 32]) >> (id % 32) & 1U) != 0;
   }
-  __device__ Logit at(int id) const {
-    Logit l{__ldcg(logits + id), 0, !holds(forbidden, id)};
-    l.value = l.raw;
+  __device__ Logit at(int id) const { return of(id, __ldcg(logits + id), holds(forbidden, id)); }
+  __device__ Logit of(int id, float raw, bool is_forbidden) const {
+    Logit l{raw, raw, !is_forbidden};
     if (penalty != 1 && seen != nullptr && holds(seen, id))
       l.value = l.raw > 0 ? l.raw / penalty : l.raw * penalty;
     return l;
@@ -116,15 +116,54 @@ __device__ __forceinline__ double exp_apart(float logit, float largest, double t
   return logit == largest ? 1.0 : exp((double(logit) - double(largest)) / temperature);
 }
 
+// One of every lane, without the sum.
+__device__ __forceinline__ Summary summary_of_lanes(const Summary& own) {
+  constexpr unsigned kAll = 0xFFFFFFFF;
+  Summary s{};
+  const auto value = uint32_t(own.best >> 32), id = uint32_t(own.best);
+  const uint32_t most = __reduce_max_sync(kAll, value);
+  s.best = uint64_t{most} << 32 | __reduce_max_sync(kAll, value == most ? id : 0);
+  s.raw_largest = __reduce_max_sync(kAll, own.raw_largest);
+  s.count = __reduce_add_sync(kAll, own.count);
+  s.not_a_number = __reduce_max_sync(kAll, own.not_a_number);
+  s.raw_nan = __reduce_max_sync(kAll, own.raw_nan);
+  return s;
+}
+
+// f(id, logit) for a thread's ids. Several are read before the first is looked at.
+template <class F>
+__device__ __forceinline__ void visit_ids(const Row& row, int begin, int end, F&& f) {
+  constexpr int kAtOnce = 8;
+#pragma unroll 1
+  for (int first = begin + int(threadIdx.x); first < end; first += kAtOnce * kThreads) {
+    float raw[kAtOnce];
+    bool is_forbidden[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int id = first + i * kThreads;
+      raw[i] = id < end ? __ldcg(row.logits + id) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int id = first + i * kThreads;
+      is_forbidden[i] = id < end && Row::holds(row.forbidden, id);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int id = first + i * kThreads;
+      if (id < end) f(id, row.of(id, raw[i], is_forbidden[i]));
+    }
+  }
+}
+
 __device__ Summary summarise(const Row& row, int begin, int end, bool wants_sum) {
   Summary s{};
-  for (int id = begin + int(threadIdx.x); id < end; id += kThreads) {
-    const Logit l = row.at(id);
+  visit_ids(row, begin, end, [&](int id, const Logit& l) {
     if (isnan(l.raw))
       s.raw_nan = 1;
     else
       s.raw_largest = max(s.raw_largest, order_of(l.raw));
-    if (!l.allowed) continue;
+    if (!l.allowed) return;
     if (isnan(l.value)) {
       s.not_a_number = max(s.not_a_number, ~uint32_t(id));
     } else if (l.value != -INFINITY) {
@@ -132,9 +171,8 @@ __device__ Summary summarise(const Row& row, int begin, int end, bool wants_sum)
       const uint64_t place = uint64_t{order_of(l.value)} << 32 | ~uint32_t(id);
       s.best = s.best > place ? s.best : place;
     }
-  }
-  s.best = block_max(s.best), s.raw_largest = block_max(s.raw_largest), s.count = block_total(s.count);
-  s.not_a_number = block_max(s.not_a_number), s.raw_nan = block_max(s.raw_nan);
+  });
+  s = over_block(s, summary_of_lanes);
   if (!wants_sum || s.raw_nan != 0) return s;
   const float largest = float_of(s.raw_largest);
   double sum = 0;
@@ -144,19 +182,23 @@ __device__ Summary summarise(const Row& row, int begin, int end, bool wants_sum)
   return s;
 }
 
-// The blocks' summaries as one, in every block.
-__device__ Summary summary_of_cluster(Summary own) {
-  __shared__ __align__(16) float mine[kSummaryWords], all[kCluster][kSummaryWords];
+// The blocks' summaries as one, in every block. All blocks have arrived once before, and this waits for it.
+__device__ Summary summary_of_cluster(const Summary& own) {
+  __shared__ __align__(sizeof(Summary)) uint32_t all[kCluster][kSummaryWords];
   const unsigned blocks = cluster_blocks();
-  if (threadIdx.x == 0) *reinterpret_cast<Summary*>(mine) = own;
-  cluster_barrier();
-  if (threadIdx.x < blocks * kSummaryWords)
-    all[threadIdx.x / kSummaryWords][threadIdx.x % kSummaryWords] =
-        load_from_block(mine + threadIdx.x % kSummaryWords, threadIdx.x / kSummaryWords);
+  cluster_wait();
+  if (threadIdx.x < blocks) {
+    uint32_t words[kSummaryWords];
+    memcpy(words, &own, sizeof(own));
+#pragma unroll
+    for (int i = 0; i < kSummaryWords; ++i) store_to_block(&all[cluster_rank()][i], threadIdx.x, words[i]);
+  }
   cluster_barrier();
   const auto part = [&](unsigned b) -> const Summary& { return *reinterpret_cast<const Summary*>(all[b]); };
   Summary s{};
-  for (unsigned b = 0; b < blocks; ++b) {
+#pragma unroll
+  for (unsigned b = 0; b < kCluster; ++b) {
+    if (b >= blocks) break;
     const Summary& p = part(b);
     s.best = s.best > p.best ? s.best : p.best;
     s.raw_largest = max(s.raw_largest, p.raw_largest), s.count += p.count;
@@ -237,14 +279,18 @@ struct Search {
     return int(fminf((largest - value) * 64, float(kBins - 1)));
   }
   // f(id, value) for every candidate that is still in.
+  __device__ bool is_in(int id, const Logit& l) const {
+    return l.allowed && l.value != -INFINITY && place(l.value, id) <= last;
+  }
   template <class F>
   __device__ void visit_one(int id, F&& f) const {
-    const Logit l = row.at(id);
-    if (l.allowed && l.value != -INFINITY && place(l.value, id) <= last) f(id, l.value);
+    if (const Logit l = row.at(id); is_in(id, l)) f(id, l.value);
   }
   template <class F>
   __device__ void visit(F&& f) const {
-    for (int id = int(threadIdx.x); id < row.vocab; id += kThreads) visit_one(id, f);
+    visit_ids(row, 0, row.vocab, [&](int id, const Logit& l) {
+      if (is_in(id, l)) f(id, l.value);
+    });
   }
 
   template <class Weigh>
@@ -299,7 +345,7 @@ struct Search {
       uint64_t sum = 0;
       for (int id = block * kBins + lane; id < min((block + 1) * kBins, row.vocab); id += kWarp)
         visit_one(id, [&](int, float) { sum += weigh(id); });
-      sum = over_warp(sum, [](uint64_t a, uint64_t b) { return a + b; });
+      sum = warp_total(sum);
       if (lane == 0) bins.set(block, sum);
     }
     const int first = bins.find(goal) * kBins;
@@ -334,6 +380,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const Problem p) {
   __shared__ Bins bins;
   __shared__ int list[kListed];
   __shared__ int listed;
+  cluster_arrive_relaxed();
   let_next_start();
   wait_for_previous();
   const int blocks = int(cluster_blocks()), rank = int(cluster_rank()), r = int(blockIdx.x) / blocks;
