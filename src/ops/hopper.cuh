@@ -14,6 +14,20 @@ __device__ __forceinline__ int in_place(int x) {
   return x;
 }
 
+// True for one lane of a warp whose lanes are all here, always the same one. (Of a lane's number the compiler
+// does not conclude that there is one, and makes loops of what a warp can do once.)
+__device__ __forceinline__ bool elected() {
+  uint32_t is = 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, chosen;\n"
+      "}\n"
+      : "=r"(is));
+  return is != 0;
+}
+
 // Shared memory is addressed by 32-bit numbers, as the instructions here want it.
 __device__ __forceinline__ uint32_t smem_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));

@@ -343,26 +343,24 @@ enum class From : uint8_t { cached, step, both, cached_or_zero };
 template <int D>
 class ChunkCopy {
  public:
-  // True, and nothing else to be set: the chunk lies in one piece of a page, and all of its keys are seen.
-  static __device__ bool is_whole(const Problem& p, const RunInfo& run, const Item& item) {
+  // first_row: where the chunk lies, if that is in one piece. `no_step`: rows of this step are not copied.
+  __device__ void set(const Problem& p, const RunInfo& run, const Item& item, int key_head, int first_row,
+                      bool no_step) {
     const DeviceKeys& set = p.set[item.set];
     const Interval keys = run.sets[item.set].within(item.chunk);
-    return set.whole_chunks && p.head_dim == D && keys.end - keys.begin == kChunk &&
-           keys.end <= run.begin[set.stream];
-  }
-  __device__ void set_whole(int first_row) { whole_ = true, where_[0] = first_row; }
-  // first_row: where the chunk lies, if that is in one piece.
-  __device__ void set_parts(const Problem& p, const RunInfo& run, const Item& item, int key_head,
-                            int first_row) {
-    whole_ = false;
-    const DeviceKeys& set = p.set[item.set];
-    const Interval keys = run.sets[item.set].within(item.chunk);
+    const int first = item.chunk * kChunk, begin = run.begin[set.stream];
+    piece_ = set.whole_chunks && p.head_dim == D && (no_step || keys.end <= begin);
+    if (piece_) {
+      first_row_ = first_row;
+      first_ = keys.begin - first, count_ = max(min(keys.end, begin) - keys.begin, 0);
+      return;
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int in = 32 * half + (int(threadIdx.x) & 31), position = item.chunk * kChunk + in;
       if (!keys.has(position))
         where_[half] = kNowhere;
-      else if (set.whole_chunks && position < run.begin[set.stream])
+      else if (set.whole_chunks && position < begin)
         where_[half] = first_row + in;
       else
         where_[half] = run.where(p, item.set, key_head, position);
@@ -373,8 +371,8 @@ class ChunkCopy {
   __device__ void issue(const RowSource<uint16_t>& rows, char* tile) const {
     const int lane = int(threadIdx.x) & 31, row_of_pass = lane / kWide, chunk_of_row = lane % kWide,
               column = 8 * chunk_of_row;
-    if (kFrom != From::step && whole_) {  // addresses differ by constants
-      const uint16_t* const from = rows.cache + int64_t{where_[0] + row_of_pass} * D + column;
+    if (kFrom != From::step && piece_) {  // addresses differ by constants
+      const uint16_t* const from = rows.cache + int64_t{first_row_ + row_of_pass} * D + column;
       const int swizzled = chunk_of_row ^ attention::swizzle<D>(row_of_pass);
 #pragma unroll
       for (int down = 0; down < kChunk; down += kRowsOfPass)
@@ -383,7 +381,8 @@ class ChunkCopy {
           const int chunk = across * kWide;
           const int to =
               (down + row_of_pass) * D * 2 + ((swizzled ^ attention::swizzle<D>(down)) + chunk) * 16;
-          copy_async_16(tile + to, from + down * D + 8 * chunk, true);
+          copy_async_16(tile + to, from + down * D + 8 * chunk,
+                        unsigned(down + row_of_pass - first_) < unsigned(count_));
         }
       return;
     }
@@ -410,21 +409,19 @@ class ChunkCopy {
         }
       }
   }
-  // Some of the keys are of this step. Not for whole chunks.
   __device__ bool any_of_step() const {
+    if (piece_) return false;
     const auto of_step = [](int where) { return where < 0 && where != kNowhere; };
     return __any_sync(~0U, int(of_step(where_[0]) || of_step(where_[1]))) != 0;
-  }
-  __device__ bool whole() const {
-    return whole_;
   }
 
  private:
   static constexpr int kWide = D % 64 == 0 ? D / 8 : 4, kAcross = D / 8 / kWide, kRowsOfPass = 32 / kWide;
   static_assert(kChunk == 64 && 32 % kRowsOfPass == 0);  // rows 32 apart are permuted alike
 
-  bool whole_ = false;
-  int where_[2] = {kNowhere, kNowhere};  // of the lane's keys, or [0] of the first one
+  bool piece_ = false;  // of the cache's rows, and which of the chunk's are copied
+  int first_row_ = 0, first_ = 0, count_ = 0;
+  int where_[2] = {kNowhere, kNowhere};  // else of the lane's keys
 };
 
 // 8 numbers that another block may have written in this step.

@@ -49,14 +49,14 @@ struct HalfChunk {
   uint32_t low[4], high[4];
   uint4 x[kTiles];
 
+  // zero: 0, which the compiler does not know; in a register.
   __device__ __forceinline__ void load(const unsigned char* w, const unsigned char* x_chunk, int half,
-                                       int lane) {
+                                       int lane, uint32_t zero) {
     const int at = place_in_chunk(row_of(lane), half * kHalf + lane % 4 * kVectorBytes);
     const uint4 a = *reinterpret_cast<const uint4*>(w + at),
                 b = *reinterpret_cast<const uint4*>(w + at + kStageBytes / 2);
     // A left operand is four registers side by side, of two loads. Of mere copies the compiler makes new ones
-    // for every product; it does not know that this is zero.
-    const uint32_t zero = blockIdx.y;
+    // for every product.
     low[0] = a.x ^ zero, low[1] = b.x ^ zero, low[2] = a.y ^ zero, low[3] = b.y ^ zero;
     high[0] = a.z ^ zero, high[1] = b.z ^ zero, high[2] = a.w ^ zero, high[3] = b.w ^ zero;
 #pragma unroll
@@ -111,7 +111,8 @@ struct ClusterShape {
 template <int kRows, int kParts>
 __device__ __forceinline__ void gain_rows(const Product<bf16>& p, unsigned char* x_rows, const float* gain,
                                           float2* squares, uint64_t* arrived, bool sends) {
-  constexpr int kAtOnce = 2, kKept = 4, kStep = 4 * kWarp;  // rows; fours of a lane; columns of a warp
+  // Rows; fours of a lane; columns of a warp.
+  constexpr int kAtOnce = kRows <= 16 ? 2 : 4, kKept = 4, kStep = 4 * kWarp;
   constexpr int kWarps = ClusterShape<kRows>::kWarps, kColumns = kChunk<bf16>;
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp, part = int(cluster_rank());
   const int first_k = part * p.part_chunks * kColumns, columns = min(p.k - first_k, p.part_chunks * kColumns);
@@ -188,6 +189,9 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(squares + shape.squares / int(sizeof(float2)));
   const int tid = int(threadIdx.x), warp = tid / kWarp, lane = tid % kWarp;
   const int part = int(cluster_rank());
+  // What loops need at hand: else the compiler fetches it anew each time.
+  const int part_chunks = hopper::in_place(p.part_chunks);
+  const auto zero = uint32_t(hopper::in_place(int(blockIdx.y)));
   const int walkers = int(gridDim.x) / kParts, walker = int(blockIdx.x) / kParts;
   const int each = p.tiles / walkers, more = p.tiles % walkers;
   const int first_tile = walker * each + min(walker, more),
@@ -207,25 +211,32 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
   const uint32_t sums_bytes = uint32_t(kParts * row_tiles * 8 * kUnit) * uint32_t(sizeof(float));
 
   int ask_tile = warp < plan.tile_warps ? first_tile + warp : end_tile, ask_chunk = 0;
-  const auto ask = [&](int slot) {
+  const auto ask = [&](int slot) {  // by all lanes
     if (ask_tile >= end_tile) return;
-    const uint32_t to = shared_address(stage(slot));
-    const int k = first_k + ask_chunk * kChunk<bf16>;
-    hopper::barrier_expect(stage_full(slot), kStageBytes);
-    hopper::load_box(to, &w_map, stage_full(slot), k, ask_tile * kColumns);
-    if constexpr (kSwiglu)
-      hopper::load_box(to + kStageBytes / 2, &w_map, stage_full(slot), k, p.outputs + ask_tile * kColumns);
-    if (++ask_chunk == p.part_chunks) ask_chunk = 0, ask_tile += plan.tile_warps;
+    if (hopper::elected()) {
+      const uint32_t to = shared_address(stage(slot));
+      const int k = first_k + ask_chunk * kChunk<bf16>;
+      hopper::barrier_expect(stage_full(slot), kStageBytes);
+      hopper::load_box(to, &w_map, stage_full(slot), k, ask_tile * kColumns);
+      if constexpr (kSwiglu)
+        hopper::load_box(to + kStageBytes / 2, &w_map, stage_full(slot), k, p.outputs + ask_tile * kColumns);
+    }
+    if (++ask_chunk == part_chunks) ask_chunk = 0, ask_tile += plan.tile_warps;
   };
-  if (lane == 0 && warp < plan.tile_warps) {
-    for (int slot = 0; slot < plan.depth; ++slot) hopper::barrier_init(stage_full(slot), 1);
-    hopper::barrier_init(shared_address(sums_full), 1);
-    hopper::barrier_init(shared_address(sums_free), kParts);
-    if (warp == 0) hopper::barrier_init(shared_address(x_full), 1);
-    if (warp == 0) hopper::barrier_init(shared_address(squares_full), 1);
-    hopper::barrier_init_fence();
+  if (warp < plan.tile_warps) {
+    if (lane == 0) {
+      for (int slot = 0; slot < plan.depth; ++slot) hopper::barrier_init(stage_full(slot), 1);
+      hopper::barrier_init(shared_address(sums_full), 1);
+      hopper::barrier_init(shared_address(sums_free), kParts);
+      if (warp == 0) hopper::barrier_init(shared_address(x_full), 1);
+      if (warp == 0) hopper::barrier_init(shared_address(squares_full), 1);
+      hopper::barrier_init_fence();
+    }
+    __syncwarp();
     hopper::fence_async_shared();
     for (int slot = 0; slot < plan.depth; ++slot) ask(slot);
+  }
+  if (lane == 0 && warp < plan.tile_warps) {
     if (first_tile + warp < end_tile) hopper::barrier_expect(shared_address(sums_full), sums_bytes);
     if (warp == 0 && p.gain == nullptr) hopper::barrier_expect(shared_address(x_full), uint32_t(shape.x));
     if (warp == 0 && p.gain != nullptr) {
@@ -320,30 +331,30 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
         // Half a chunk is loaded while the one before is multiplied.
         HalfChunk<kRows> first, second;
         if (counts()) hopper::barrier_wait(stage_full(slot), parity);
-        first.load(stage(slot), x_rows, 0, lane);
-        for (int chunk = 0; chunk < (counts() ? p.part_chunks : 1); ++chunk) {
-          second.load(stage(slot), x_chunk(chunk), 1, lane);
+        first.load(stage(slot), x_rows, 0, lane, zero);
+        for (int chunk = 0; chunk < (counts() ? part_chunks : 1); ++chunk) {
+          second.load(stage(slot), x_chunk(chunk), 1, lane, zero);
           own.add(first);
           const int done = slot;
           if (++slot == plan.depth) slot = 0, parity ^= 1;
-          if (chunk + 1 < p.part_chunks && counts()) {
+          if (chunk + 1 < part_chunks && counts()) {
             hopper::barrier_wait(stage_full(slot), parity);
-            first.load(stage(slot), x_chunk(chunk + 1), 0, lane);
+            first.load(stage(slot), x_chunk(chunk + 1), 0, lane, zero);
           }
           own.add(second);
           __syncwarp();
-          if (lane == 0 && counts()) ask(done);
+          if (counts()) ask(done);
         }
       } else {
         HalfChunk<kRows> half;
-        for (int chunk = 0; chunk < (counts() ? p.part_chunks : 1); ++chunk) {
+        for (int chunk = 0; chunk < (counts() ? part_chunks : 1); ++chunk) {
           if (counts()) hopper::barrier_wait(stage_full(slot), parity);
-          half.load(stage(slot), x_chunk(chunk), 0, lane);
+          half.load(stage(slot), x_chunk(chunk), 0, lane, zero);
           own.add(half);
-          half.load(stage(slot), x_chunk(chunk), 1, lane);
+          half.load(stage(slot), x_chunk(chunk), 1, lane, zero);
           own.add(half);
           __syncwarp();
-          if (lane == 0 && counts()) ask(slot);
+          if (counts()) ask(slot);
           if (++slot == plan.depth) slot = 0, parity ^= 1;
         }
       }
