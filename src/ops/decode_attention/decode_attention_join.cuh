@@ -54,7 +54,7 @@ template <int D, bool kTurns>
 template <class Ready>
 __device__ __forceinline__ float2 SplitWarp<D, kTurns>::take(const Ready& ready, int query, int first,
                                                              int here) const {
-  constexpr int kRow = D * int(sizeof(float)), kVectors = 16, kStep = 32 * int(sizeof(uint4));
+  constexpr int kRow = D * int(sizeof(float)), kVectors = D <= 64 ? 16 : 8, kStep = 32 * int(sizeof(uint4));
   const auto* const softmax =
       reinterpret_cast<const float2*>(partials_.softmax(item_.tile, query)) + first + lane_;
   const auto* const sums = reinterpret_cast<const char*>(partials_.sums(item_.tile, query) + first * D);

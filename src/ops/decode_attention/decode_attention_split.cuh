@@ -32,16 +32,15 @@ enum class Asks : uint8_t { at_once, before_rows, behind_rows };
 //
 // Where warps meet otherwise than by what they have written to memory before they count themselves (`ready`
 // has a read()), a number that has not come is one that no sum is:
-//   read(wanted, from)     16 bytes, or zeros; row_has_come(x), sums_have_come(x): whether they were there,
-//   of
-//                          this step's rows and of partial sums; watch(): counts looks (look())
-//   put(to, x)             two numbers of the result
-//   send(wanted, to, x)    a chunk's partial sums; who joins them waits for all of a query's, and says
-//                          forget(wanted, from, bytes) when they are there
-//   counts()               somebody asks how many tiles are complete. Else the warps that have a tile's last
-//                          chunks share out its queries.
-//   beside(to)             memory of this warp's own for sums that are not complete
-//   before_keys()          is called before keys are handed on
+//   read(wanted, from)   16 bytes, or zeros; read_pair(from): 8; row_has_come(x), sums_have_come(x),
+//                        pair_has_come(x): whether they were there; watch(): what counts looks at them
+//   put(wanted, to, x)   two numbers of the result
+//   send(wanted, to, x)  a chunk's partial sums; who joins a query's waits for all of them, and says
+//                        forget(wanted, from) when they are there
+//   counts()             somebody asks how many tiles are complete. Else the warps that have a tile's last
+//                        chunks share out its queries.
+//   beside(to)           memory of this warp's own for sums that are not complete
+//   before_keys()        is called before keys are handed on
 // What comes behind this step's rows is then rehearsed before they are waited for, with whatever lies there:
 // a warp goes through that code once, and getting it costs more than running it.
 template <int D, bool kTurns>
@@ -536,8 +535,8 @@ class SplitWarp {
   const Partials& partials_;
   Shared& shared_;
   const int lane_;
-  int count_ = 0;  // items
-  bool rehearses_ = false;
+  int count_ = 0;                       // items
+  bool rehearses_ = false;              // the first one
   WorkItem item_;                       // that is worked on
   ItemCursor<kTurns> cursor_;           // at the item whose keys were asked for last
   ChunkCopy<D> copy_;                   // of its keys and values
