@@ -376,12 +376,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
             hopper::send(at, full, own.of(i, j), own.of(i, 2 + j));
         }
       }
-      if (!kEarly) ask_old(tile);
-      if (counts()) hopper::barrier_wait(shared_address(sums_full), uint32_t(turn) & 1);
-      const bool again = counts() && turn + 1 < plan.turns && tile + plan.tile_warps < end_tile;
-      if (again && lane == 0) hopper::barrier_expect(shared_address(sums_full), sums_bytes);
-
-      if (turn == 0) {
+      if (turn == 0) {  // while they are on their way
         if (p.gain != nullptr && counts()) hopper::barrier_wait(shared_address(squares_full), 0);
         each_result(tile, p.rows, [&](int n, int j, int row, int) {
           float sum = 0;
@@ -392,6 +387,11 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
           scale[n][j] = p.gain != nullptr ? scale_of(sum, p.eps, p.k) : 1;
         });
       }
+      if (!kEarly) ask_old(tile);
+      if (counts()) hopper::barrier_wait(shared_address(sums_full), uint32_t(turn) & 1);
+      const bool again = counts() && turn + 1 < plan.turns && tile + plan.tile_warps < end_tile;
+      if (again && lane == 0) hopper::barrier_expect(shared_address(sums_full), sums_bytes);
+
       // The parts of a sum, in order.
       float total[kEnds][kUnit] = {};
 #pragma unroll
