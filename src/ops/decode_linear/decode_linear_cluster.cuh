@@ -317,6 +317,10 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
 
     int slot = 0;
     uint32_t parity = 0;
+    // The first tile's weights that are on their way; not one by one between products.
+    if (counts() && warp < plan.tile_warps && first_tile + warp < end_tile)
+      for (int chunk = 0; chunk < min(plan.depth, part_chunks); ++chunk)
+        hopper::barrier_wait(stage_full(chunk), 0);
     if (counts() && p.gain == nullptr &&
         (warp == 0 || (warp < plan.tile_warps && first_tile + warp < end_tile)))
       hopper::barrier_wait(shared_address(x_full), 0);
@@ -330,7 +334,10 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
       if constexpr (kRows <= 32) {
         // Half a chunk is loaded while the one before is multiplied.
         HalfChunk<kRows> first, second;
-        if (counts()) hopper::barrier_wait(stage_full(slot), parity);
+        const auto wait = [&](int chunk) {
+          if (counts() && (turn > 0 || chunk >= plan.depth)) hopper::barrier_wait(stage_full(slot), parity);
+        };
+        wait(0);
         first.load(stage(slot), x_rows, 0, lane, zero);
         for (int chunk = 0; chunk < (counts() ? part_chunks : 1); ++chunk) {
           second.load(stage(slot), x_chunk(chunk), 1, lane, zero);
@@ -338,7 +345,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
           const int done = slot;
           if (++slot == plan.depth) slot = 0, parity ^= 1;
           if (chunk + 1 < part_chunks && counts()) {
-            hopper::barrier_wait(stage_full(slot), parity);
+            wait(chunk + 1);
             first.load(stage(slot), x_chunk(chunk + 1), 0, lane, zero);
           }
           own.add(second);
