@@ -261,6 +261,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
     copy_async_wait();
     __syncthreads();
   }
+
   // The sums that come to a warp: [part][row / 8][feature % 8] of kUnit numbers, for feature and the one
   // eight further: one row of eight that is this block's, or two. A lane ends every 32nd of [row /
   // 8][feature].
@@ -290,8 +291,8 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
   };
 
   // The first round is a rehearsal, while there is nothing to do but wait: of whatever lies in shared memory,
-  // for nobody. By the second one the instructions have come to the multiprocessor. (Where kernels take turns
-  // that takes longer than the product of few rows itself: 2 of 3 microseconds, on an H200.)
+  // for nobody. By the second one the instructions have come to the multiprocessor. (The product behind
+  // attention takes 0.6 microseconds less of 5.9, a step of 16 texts 1 %, on an H200.)
 #ifdef SPS_RACECHECK
   constexpr bool kRehearses = false;
 #else
