@@ -23,13 +23,13 @@ constexpr int kResident = D <= 64   ? 12
 template <int D, bool kTurns>
 __global__ void __launch_bounds__(kWarps* kWarp, kResident<D> / kWarps)
     split_kernel(const __grid_constant__ Problem p, const __grid_constant__ Partials partials,
-                 const __grid_constant__ Schedule schedule, int parts, int early) {
+                 const __grid_constant__ Schedule schedule, int parts) {
   let_next_start();
   extern __shared__ __align__(128) char memory[];
   const int block = int(blockIdx.x), me = int(threadIdx.x) / kWarp;
   SplitWarp<D, kTurns> warp(p, partials, reinterpret_cast<WarpShared<D>*>(memory)[me]);
   const Share share{block % parts, parts, block / parts * kWarps + me, int(gridDim.x) / parts * kWarps};
-  if (warp.start(share, schedule, block < early ? Asks::before_rows : Asks::behind_rows) > 0)
+  if (warp.start(share, schedule) > 0)
     warp.finish([](int, int) { wait_for_previous(); });
   else if (block == 0)  // the others may end at once: the grid ends when this one has waited
     wait_for_previous();
@@ -56,10 +56,8 @@ void launch(const Exec& ex, const Problem& p, Schedule schedule) {
                 of_part = std::min(ceil_div(ceil_div(most, parts), kWarps), blocks);
   const LaunchShape shape{dim3(unsigned(parts * of_part)), dim3(kWarps * kWarp), kShared};
   if (parts * of_part * kWarps > gpu_info().multiprocessors * kMostWarps) schedule = {};
-  // Beside the blocks of the kernel before, which take half of the memory, half of these find room.
-  const auto early = int(parts * std::max<int64_t>(blocks / 2, 1));
   launch_behind(ex, shape, p.turns ? split_kernel<D, true> : split_kernel<D, false>, p, partials, schedule,
-                int(parts), early);
+                int(parts));
 }
 
 }  // namespace

@@ -17,18 +17,14 @@ struct WarpShared {
   RunInfo run;                                     // that is worked on
 };
 
-// When a warp's first keys are asked for: by start(); or by finish(), before the step's rows are awaited, or
-// behind them.
-enum class Asks : uint8_t { at_once, before_rows, behind_rows };
-
 // Lives in the registers of a warp, whose lanes are together in every call. p may lie in any memory.
 //   SplitWarp warp(p, partials, shared);
 //   warp.start(share);            // asks for the first keys; reads nothing that this step writes
 //   tiles = warp.finish(ready);   // the rest
 // ready(run, key_head) is called before rows of queries, keys and values of that run and head are read, for
-// each at least once; what has been read of them before does not count. finish() returns how many tiles this
-// warp has completed: over all warps, each of them once. Global writes are issued then, without a fence.
-// Between the two calls the thread must leave groups of cp.async alone.
+// each at least once. finish() returns how many tiles this warp has completed: over all warps, each of them
+// once. Global writes are issued then, without a fence. Between the two calls the thread must leave groups of
+// cp.async alone.
 //
 // Where warps meet otherwise than by what they have written to memory before they count themselves (`ready`
 // has a read()), a number that has not come is one that no sum is:
@@ -51,8 +47,8 @@ class SplitWarp {
   __device__ SplitWarp(const Problem& p, const Partials& partials, Shared& shared)
       : p_(p), partials_(partials), shared_(shared), lane_(int(threadIdx.x) & 31) {}
 
-  // Returns how many items there are for this warp. `when`: the first keys are asked for.
-  __device__ int start(Share share, const Schedule& schedule = {}, Asks when = Asks::at_once) {
+  // Returns how many items there are for this warp.
+  __device__ int start(Share share, const Schedule& schedule = {}) {
     const bool leaves = schedule.records != nullptr;
     uint4* const place = static_cast<uint4*>(schedule.records) + share.warp() * 32 + lane_;
     uint32_t number = 0;
@@ -67,13 +63,7 @@ class SplitWarp {
       count_ = cursor_.start(p_, partials_, share);
       if (count_ > 0) cursor_.enter(p_, shared_.run);
     }
-    if (count_ > 0) {
-      find_keys();
-      if (kTurns && when != Asks::at_once)
-        asks_ = true, behind_ = when == Asks::behind_rows;
-      else
-        ask_both<kTurns ? From::cached_or_zero : From::cached>();
-    }
+    if (count_ > 0) ask_item<kTurns ? From::cached_or_zero : From::cached>();
     if (leaves && !found) *place = cursor_.record(shared_.run, count_, number);
     return count_;
   }
@@ -126,8 +116,7 @@ class SplitWarp {
       if (count_ == 0) break;
       __syncwarp();  // what the tile left in shared memory has been read
       if (!cursor_.next_tile(p_, partials_, shared_.run)) cursor_.enter(p_, shared_.run);
-      find_keys();
-      ask_both<kFrom>();
+      ask_item<kFrom>();
     }
     return tiles;
   }
@@ -175,7 +164,8 @@ class SplitWarp {
   }
   // Both, in two groups.
   template <From kFrom>
-  __device__ void ask_both() {
+  __device__ void ask_item() {
+    find_keys();
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       ask<kFrom>(half != 0);
@@ -315,26 +305,18 @@ class SplitWarp {
       if (first == 0) {
         const bf16* const own_keys = copies_keys ? own_row(false, copied) : nullptr;
         const bf16* const own_values = copies ? own_row(true, copied) : nullptr;
-        // Small loads wait for what has been asked for before. So who comes when the rows are there (or
-        // almost) asks for these first; others for keys: what they have read of the rows by then counts not.
-#pragma unroll 1
-        for (bool there = !asks_ || behind_;; there = true) {
-          if (there && is_real<Ready>()) ready(run().run, item_.key_head);
-          fetch(ready, [&](auto&& load) {
-            bool come = true;
+        if (is_real<Ready>()) ready(run().run, item_.key_head);
+        fetch(ready, [&](auto&& load) {
+          bool come = true;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              const int column = (lane + (half << kLog)) * kPiece;
-              come &= load(kept[0][half], copies_keys && column < p_.head_dim, own_keys + column);
-              come &= load(kept[1][half], copies && column < p_.head_dim, own_values + column);
-            }
-            come &= load(fresh[0], on, from + unit.first);
-            return load(fresh[1], second, from + unit.second) && come;
-          });
-          if (asks_) ask_both<From::cached_or_zero>();
-          asks_ = false;
-          if (there) break;
-        }
+          for (int half = 0; half < 2; ++half) {
+            const int column = (lane + (half << kLog)) * kPiece;
+            come &= load(kept[0][half], copies_keys && column < p_.head_dim, own_keys + column);
+            come &= load(kept[1][half], copies && column < p_.head_dim, own_values + column);
+          }
+          come &= load(fresh[0], on, from + unit.first);
+          return load(fresh[1], second, from + unit.second) && come;
+        });
       } else {
         fetch(ready, [&](auto&& load) {
           const bool come = load(fresh[0], on, from + unit.first);
@@ -535,12 +517,11 @@ class SplitWarp {
   const Partials& partials_;
   Shared& shared_;
   const int lane_;
-  int count_ = 0;                       // items
-  bool rehearses_ = false;              // the first one
-  WorkItem item_;                       // that is worked on
-  ItemCursor<kTurns> cursor_;           // at the item whose keys were asked for last
-  ChunkCopy<D> copy_;                   // of its keys and values
-  bool asks_ = false, behind_ = false;  // its keys are not asked for yet; they are to be behind the rows
+  int count_ = 0;              // items
+  bool rehearses_ = false;     // the first one
+  WorkItem item_;              // that is worked on
+  ItemCursor<kTurns> cursor_;  // at the item whose keys were asked for last
+  ChunkCopy<D> copy_;          // of its keys and values
   // Of the tile that is worked on; the stream is -1 where there is no query.
   int live_ = 0;
   int stream_[2];
