@@ -91,7 +91,7 @@ class SplitWarp {
 #pragma unroll 1
         for (int half = 0; half < 2; ++half) {
           const bool values = half != 0;
-          copy_async_wait_groups<1>();
+          real ? copy_async_wait_groups<1>() : copy_async_wait();
           __syncwarp();
           if (item_.set >= 0) {
             if constexpr (kTurns) place_own(item_.set, values);
