@@ -320,7 +320,7 @@ TEST(Decoder, ProgramsGoByMail) {
   for (const auto& [family, qk_norm] :
        {std::pair{"standard", true}, {"sps", false}, {"sps", true}, {"free_pause", true}}) {
     ModelKeys keys = small_keys(family, kWindowAuto);
-    keys.d_model = 128, keys.heads = 2, keys.d_ffn = {320}, keys.qk_norm = qk_norm;
+    keys.context = 64, keys.d_model = 128, keys.heads = 2, keys.d_ffn = {320}, keys.qk_norm = qk_norm;
     const ModelConfig c = resolve(keys);
     const auto model = dense_model(c, ops::Backend{Device::cuda, DType::bf16}, 4, 0.09);
     Decoder decoder(c, model->parameters(), model->store(), {.slots = 2, .page = 16, .step_rows = 32});

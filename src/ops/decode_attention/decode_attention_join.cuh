@@ -34,9 +34,8 @@ __device__ int SplitWarp<D, kTurns>::end_tile(Ready& ready, int nth, int of_tile
       const int by = item_.items - 1 - (shares ? query % item_.items : 0);
       if (by < nth || by >= end) continue;
       join_chunks(ready, query, query + 1);
-      if (!is_real<Ready>()) return 0;
     }
-    if (end < item_.items || !is_real<Ready>()) return 0;
+    if (end < item_.items) return 0;
   } else {
     if (!is_last(of_tile)) return 0;
     join_chunks(ready, 0, live_);
@@ -59,7 +58,6 @@ __device__ __forceinline__ float2 SplitWarp<D, kTurns>::take(const Ready& ready,
       reinterpret_cast<const float2*>(partials_.softmax(item_.tile, query)) + first + lane_;
   const auto* const sums = reinterpret_cast<const char*>(partials_.sums(item_.tile, query) + first * D);
   const int bytes = here * kRow, width = p_.head_dim * int(sizeof(float));
-  const bool real = is_real<Ready>();
   float2 fresh = make_float2(-INFINITY, 0);
 #pragma unroll 1
   for (int base = 0; base == 0 || base < bytes; base += kVectors * kStep) {
@@ -77,12 +75,12 @@ __device__ __forceinline__ float2 SplitWarp<D, kTurns>::take(const Ready& ready,
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) come &= ready.sums_have_come(x[i]);
       watch.look();
-    } while (__any_sync(~0U, int(!come)) != 0 && real);
-    ready.forget(asks && real, softmax);
+    } while (__any_sync(~0U, int(!come)) != 0);
+    ready.forget(asks, softmax);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if (wanted(i) && real) *reinterpret_cast<uint4*>(shared_.k + at + i * kStep) = x[i];
-      ready.forget(wanted(i) && real, reinterpret_cast<const uint4*>(sums + at + i * kStep));
+      if (wanted(i)) *reinterpret_cast<uint4*>(shared_.k + at + i * kStep) = x[i];
+      ready.forget(wanted(i), reinterpret_cast<const uint4*>(sums + at + i * kStep));
     }
   }
   return fresh;
@@ -173,7 +171,7 @@ __device__ __forceinline__ void SplitWarp<D, kTurns>::join_chunks(const Ready& r
                          uint32_t{from_float<bf16>(__fmul_rn(total[pair][1], share)).bits} << 16;
       const bool wanted = column(pair) < p_.head_dim;
       if constexpr (kMails<Ready>)
-        ready.put(wanted && is_real<Ready>(), o + column(pair), x);
+        ready.put(wanted, o + column(pair), x);
       else if (wanted)
         *reinterpret_cast<uint32_t*>(o + column(pair)) = x;
       total[pair][0] = total[pair][1] = 0;

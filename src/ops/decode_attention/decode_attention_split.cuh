@@ -37,8 +37,6 @@ struct WarpShared {
 //                        chunks share out its queries.
 //   beside(to)           memory of this warp's own for sums that are not complete
 //   before_keys()        is called before keys are handed on
-// What comes behind this step's rows is then rehearsed before they are waited for, with whatever lies there:
-// a warp goes through that code once, and getting it costs more than running it.
 template <int D, bool kTurns>
 class SplitWarp {
  public:
@@ -75,30 +73,27 @@ class SplitWarp {
     constexpr From kFrom = kTurns ? From::cached_or_zero : From::both;
     int tiles = 0;
     uint32_t q[1][D / 16][2];
-    rehearses_ = kMails<Ready>;
 #pragma unroll 1
-    for (bool first = true; count_ > 0;) {
-      const bool real = is_real<Ready>();
+    for (bool first = true; count_ > 0; first = false) {
       item_ = cursor_.item(p_, partials_);
       meet_tile();
       prepare(ready, q[0]);
       if (!kTurns && first) ask_for_step_rows();
       const int nth = item_.nth, of_tile = min(count_, item_.items - nth);
 #pragma unroll 1
-      for (int left = real ? of_tile - 1 : 0; left >= 0; --left) {
+      for (int left = of_tile - 1; left >= 0; --left) {
         item_.nth = cursor_.nth(), item_.set = cursor_.at().set, item_.chunk = cursor_.at().chunk;
         Chunk chunk;
 #pragma unroll 1
         for (int half = 0; half < 2; ++half) {
           const bool values = half != 0;
-          real ? copy_async_wait_groups<1>() : copy_async_wait();
+          copy_async_wait_groups<1>();
           __syncwarp();
           if (item_.set >= 0) {
             if constexpr (kTurns) place_own(item_.set, values);
             values ? add_up(ready, item_.set, chunk) : weigh(item_.set, q, chunk);
           }
           __syncwarp();  // they have been read
-          if (!real) continue;
           if (left > 0) {
             if (!values) cursor_.next(shared_.run), find_keys();
             ask<kFrom>(values);
@@ -107,11 +102,6 @@ class SplitWarp {
         }
       }
       tiles += end_tile(ready, nth, of_tile);
-      if (!real) {
-        rehearses_ = false;
-        continue;
-      }
-      first = false;
       count_ -= of_tile;
       if (count_ == 0) break;
       __syncwarp();  // what the tile left in shared memory has been read
@@ -126,14 +116,6 @@ class SplitWarp {
   static constexpr bool kMails = requires(const Ready& ready) {
     ready.read(true, nullptr);
   };
-  // Else nothing is waited for, sent or forgotten.
-  template <class Ready>
-  __device__ bool is_real() const {
-    if constexpr (kMails<Ready>)
-      return !rehearses_;
-    else
-      return true;
-  }
 
   // Of the item that is worked on: largest scores, and weights below 1.
   struct Chunk {
@@ -225,7 +207,7 @@ class SplitWarp {
       __syncwarp();
       load_query<D, false>(shared_.query + n * Shared::kQueryRow, there, p_.head_dim, q);
     } else {
-      if (is_real<Ready>()) ready(run().run, item_.key_head);
+      ready(run().run, item_.key_head);
       load_query<D, true>(query_row(there ? n : 0), there, p_.head_dim, q);
     }
   }
@@ -262,7 +244,7 @@ class SplitWarp {
       do {
         some(ask);
         watch.look();
-      } while (__any_sync(~0U, int(!some(look))) != 0 && is_real<Ready>());
+      } while (__any_sync(~0U, int(!some(look))) != 0);
     } else {
       some([](uint4& to, bool live, const bf16* from) {
         to = load_fresh(live, from);
@@ -305,7 +287,7 @@ class SplitWarp {
       if (first == 0) {
         const bf16* const own_keys = copies_keys ? own_row(false, copied) : nullptr;
         const bf16* const own_values = copies ? own_row(true, copied) : nullptr;
-        if (is_real<Ready>()) ready(run().run, item_.key_head);
+        ready(run().run, item_.key_head);
         fetch(ready, [&](auto&& load) {
           bool come = true;
 #pragma unroll
@@ -380,8 +362,7 @@ class SplitWarp {
   __device__ void add_up(const Ready& ready, int set, const Chunk& c) {
     const int nth = item_.nth;
     float sum[1][4];
-    const bool real = is_real<Ready>(),
-               dirty = run().sets[set].mixed(item_.chunk) && has_nonfinite(shared_.v) && real;
+    const bool dirty = run().sets[set].mixed(item_.chunk) && has_nonfinite(shared_.v);
     if (dirty) clean(shared_.v);
     sums_of_weights(c.w, sum);
     float* sums[2];
@@ -391,7 +372,7 @@ class SplitWarp {
       float2* const to = &softmax_[nth + e * partials_.items];
       const float2 x = make_float2(c.top[0][e], sum[0][e]);
       if constexpr (kMails<Ready>)
-        ready.send(wanted && real, to, x);
+        ready.send(wanted, to, x);
       else if (wanted)
         *to = x;
       sums[e] = sums_ + (nth + e * partials_.items) * D;
@@ -419,7 +400,7 @@ class SplitWarp {
       else if (dirty)
         each([&](bool wanted, float* to, float x) { put(wanted, ready.beside(to), x); });
       else
-        each([&](bool wanted, float* to, float x) { ready.send(wanted && real, to, x); });
+        each([&](bool wanted, float* to, float x) { ready.send(wanted, to, x); });
     }
     if (!dirty) return;
     if constexpr (kMails<Ready>) {
@@ -518,7 +499,6 @@ class SplitWarp {
   Shared& shared_;
   const int lane_;
   int count_ = 0;              // items
-  bool rehearses_ = false;     // the first one
   WorkItem item_;              // that is worked on
   ItemCursor<kTurns> cursor_;  // at the item whose keys were asked for last
   ChunkCopy<D> copy_;          // of its keys and values

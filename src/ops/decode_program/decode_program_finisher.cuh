@@ -19,6 +19,15 @@ __device__ __forceinline__ void sync_workers_and_finishers(int barrier) {
 __device__ __forceinline__ void arrive_workers_and_finishers(int barrier) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kWorkerThreads + kFinisherThreads) : "memory");
 }
+// What a worker leaves at such a barrier. (racecheck does not follow who only arrives, so in its build they
+// meet there.)
+__device__ __forceinline__ void hand_over(int barrier) {
+#ifdef SPS_RACECHECK
+  sync_workers_and_finishers(barrier);
+#else
+  arrive_workers_and_finishers(barrier);
+#endif
+}
 __device__ __forceinline__ void meet_finishers() {
   asm volatile("bar.sync %0, %1;" ::"n"(kFinishersBarrier), "n"(kFinisherThreads) : "memory");
 }

@@ -280,7 +280,7 @@ struct Worker {
     const bool both = part.teams == 2 && min(tiles, batch) > (pairs ? 1 : 2);
     if (p.gain != nullptr) {
       take_normed(s, part, both, rest.squares[normed]);
-      arrive_workers_and_finishers(kSquaresBarrier + normed);
+      hand_over(kSquaresBarrier + normed);
       normed ^= 1;
     } else {
       take_part(s, part, both);
@@ -297,7 +297,7 @@ struct Worker {
         else
           skip(part, two);
       }
-      arrive_workers_and_finishers(kSumsBarrier + turn);
+      hand_over(kSumsBarrier + turn);
       turn ^= 1;
     }
   }
