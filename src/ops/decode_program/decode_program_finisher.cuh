@@ -19,8 +19,8 @@ __device__ __forceinline__ void sync_workers_and_finishers(int barrier) {
 __device__ __forceinline__ void arrive_workers_and_finishers(int barrier) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kWorkerThreads + kFinisherThreads) : "memory");
 }
-// What a worker leaves at such a barrier. (racecheck does not follow who only arrives, so in its build they
-// meet there.)
+// What a worker leaves at such a barrier. (racecheck reports what is handed over where one side only arrives;
+// in its build both wait.)
 __device__ __forceinline__ void hand_over(int barrier) {
 #ifdef SPS_RACECHECK
   sync_workers_and_finishers(barrier);
