@@ -47,7 +47,7 @@ void time_engine(Engine& engine, const StepTraffic& traffic, int64_t texts, int6
     if (!all && begun == texts) times.prefill.push_back(after - began);
   }
   times.whole.push_back(monotonic_seconds() - began);
-  if (times.whole.size() == 1) times.drawn = ids.digest();
+  if (times.whole.size() == 1) times.drawn = ids.digest(), times.programs = engine.program_launches();
   if (seconds.empty()) return;
   StepBytes sum;
   std::vector<double> rates;

@@ -35,9 +35,10 @@ struct GenerationTimes {
   // What memory could do then, bytes per second: read, before and after each turn on a CPU; copied, after
   // each round on a GPU. One number a round.
   std::vector<double> ceilings;
-  size_t scratch = 0;  // of the operations, bytes
-  uint64_t drawn = 0;  // hash of the first round's ids, step by step
-  std::string error;   // not measured: why (no memory for so many texts)
+  size_t scratch = 0;                     // of the operations, bytes
+  uint64_t drawn = 0;                     // hash of the first round's ids, step by step
+  ops::DecodeProgram::Launches programs;  // on a GPU: in its graphs, and of them by mail
+  std::string error;                      // not measured: why (no memory for so many texts)
 };
 
 // Each model takes its turn in every round with every batch, so that all see the same machine; a round before

@@ -86,6 +86,7 @@ Json decode_json(int64_t batch, int64_t tokens, const GenerationTimes& t) {
            {"total", t.bytes.total()}}},
          {"gbytes_per_second", kGiga * median(t.bytes_per_second)},
          {"drawn_xxh3", hex(t.drawn)}};
+  if (t.programs.all > 0) j["programs"] = {{"launches", t.programs.all}, {"by_mail", t.programs.by_mail}};
   if (!t.ceilings.empty()) {
     j["ceiling_gbytes_per_second"] = kGiga * median(t.ceilings);
     j["of_ceiling"] = ratio(t.bytes_per_second, t.ceilings);

@@ -317,8 +317,11 @@ TEST(Decoder, WiderModelsOnAGpuGiveTheSameBitsInAnyPieces) {
 // Programs give the same bits when their stages wait for each other; only their clocks would tell.
 TEST(Decoder, ProgramsGoByMail) {
   if (gpu_count() == 0 || !ops::DecodeProgram::usable(open_gpu())) GTEST_SKIP() << "no GPU with programs";
-  for (const auto& [family, qk_norm] :
-       {std::pair{"standard", true}, {"sps", false}, {"sps", true}, {"free_pause", true}}) {
+  for (const auto& [family, qk_norm] : {std::pair{"standard", true},
+                                        {"sps", false},
+                                        {"sps", true},
+                                        {"free_pause", false},
+                                        {"free_pause", true}}) {
     ModelKeys keys = small_keys(family, kWindowAuto);
     keys.context = 64, keys.d_model = 128, keys.heads = 2, keys.d_ffn = {320}, keys.qk_norm = qk_norm;
     const ModelConfig c = resolve(keys);

@@ -81,6 +81,7 @@ class Engine {
 
   const ModelConfig& config() const { return decoder_.plan().config; }
   EngineMemory memory() const;
+  ops::DecodeProgram::Launches program_launches() const { return decoder_.program_launches(); }
 
  private:
   struct Text {

@@ -19,14 +19,26 @@ __device__ __forceinline__ void sync_workers_and_finishers(int barrier) {
 __device__ __forceinline__ void arrive_workers_and_finishers(int barrier) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kWorkerThreads + kFinisherThreads) : "memory");
 }
-// What a worker leaves at such a barrier. (racecheck reports what is handed over where one side only arrives;
-// in its build both wait.)
-__device__ __forceinline__ void hand_over(int barrier) {
+// (racecheck reports what is handed over where one side only arrives; in its build both sides wait, one turn
+// after the other.)
 #ifdef SPS_RACECHECK
-  sync_workers_and_finishers(barrier);
+constexpr bool kBothWait = true;
 #else
-  arrive_workers_and_finishers(barrier);
+constexpr bool kBothWait = false;
 #endif
+// By workers: sums or squares are there.
+__device__ __forceinline__ void hand_over(int barrier) {
+  if constexpr (kBothWait)
+    sync_workers_and_finishers(barrier);
+  else
+    arrive_workers_and_finishers(barrier);
+}
+// By finishers, of a place for sums: before they wait for its sums, and when it is free again.
+__device__ __forceinline__ void begin_turn(int barrier) {
+  if constexpr (kBothWait) sync_workers_and_finishers(barrier);
+}
+__device__ __forceinline__ void end_turn(int barrier) {
+  if constexpr (!kBothWait) arrive_workers_and_finishers(barrier);
 }
 __device__ __forceinline__ void meet_finishers() {
   asm volatile("bar.sync %0, %1;" ::"n"(kFinishersBarrier), "n"(kFinisherThreads) : "memory");
@@ -108,10 +120,12 @@ struct Finisher {
     Result r = result(s, 0, me);
     uint32_t old = kNoNumber;
     if (adds && r.wanted && me < min(tiles, batch) * of_tile) old = old_of(s, r);
+    begin_turn(kFreeBarrier + turn);
     if (norms) scale(s);
 #pragma unroll 1
     for (int from = 0; from < tiles; from += batch) {
       const int count = min(batch, tiles - from);
+      if (from > 0) begin_turn(kFreeBarrier + turn);
       sync_workers_and_finishers(kSumsBarrier + turn);
 #pragma unroll 1
       for (int i = me; i < count * of_tile; i += kFinisherThreads) {
@@ -146,7 +160,7 @@ struct Finisher {
         }
         if (r.feature < split ? keeps : keeps_rest) decode_product::put_result(p, r.row, r.feature, sum);
       }
-      arrive_workers_and_finishers(kFreeBarrier + turn);
+      end_turn(kFreeBarrier + turn);
       turn ^= 1;
     }
     if (s.arrives) {
@@ -163,7 +177,7 @@ struct Finisher {
     const Stage& s = *reinterpret_cast<const Stage*>(mine);
     const bool copies = lane < kStageVectors;
     uint4 next = copies ? record_vector(program, 0, lane) : make_uint4(0, 0, 0, 0);
-    for (int i = 0; i < 2; ++i) arrive_workers_and_finishers(kFreeBarrier + i);
+    for (int i = 0; i < 2; ++i) end_turn(kFreeBarrier + i);
     for (int n = 0;; ++n) {
       __syncwarp();
       if (copies) mine[lane] = next;

@@ -2,6 +2,7 @@
 // and which counters are awaited. On the host.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -111,10 +112,33 @@ class Links {
     }
   }
 
+  // What of a product's results has been taken as mail. It makes a feature of all rows at the same time:
+  // where each feature of some row has come, all has been read that the product reads.
+  class Taken {
+   public:
+    Taken() = default;
+    explicit Taken(const Product<bf16>& p) : rows_(p.rows), split_(p.split), features_(size_t(p.outputs)) {}
+    // Columns of what is written first, or (which: 1) behind it.
+    void add(const Tensor& t, int64_t column, size_t which) {
+      if (features_.empty()) return;  // attention's
+      const auto first = features_.begin() + column + (which == 1 ? split_ : 0);
+      std::fill(first, first + t.cols, true);
+      numbers_ += t.rows * t.cols;
+    }
+    bool all() const { return numbers_ > 0 && numbers_ == rows_ * int64_t(features_.size()); }
+    bool every_feature() const { return numbers_ > 0 && std::ranges::count(features_, false) == 0; }
+
+   private:
+    int64_t rows_ = 0, split_ = 0, numbers_ = 0;
+    std::vector<bool> features_;
+  };
+
   bool by_mail() {
     const size_t n = records_.size();
     // When stage j has written anything, all of i is over: after[j][i]; when all of j is over: done[j][i].
-    std::vector<std::vector<bool>> after(n, std::vector<bool>(n)), done = after;
+    // Behind these n, whether all of i has read what it reads.
+    std::vector<std::vector<bool>> after(n, std::vector<bool>(2 * n)), done = after;
+    const auto over = [n](std::vector<bool>& stages, size_t i) { stages[i] = stages[n + i] = true; };
     std::vector<std::vector<bool>> reads_memory(n);  // by tensor that is read: not by mail
     size_t attention = n;                            // the last one
     for (size_t j = 0; j < n; ++j) {
@@ -124,7 +148,7 @@ class Links {
           if (more[k]) to[k] = true;
       };
       const auto waits_for = [&](size_t i) {
-        after[j][i] = true;
+        over(after[j], i);
         add(after[j], after[i]), add(after[j], done[i]);
       };
       const auto add_to = [&](Stage::Await(&list)[kMostAwaited], size_t i) {
@@ -143,14 +167,15 @@ class Links {
       // Where attention writes keys: it is over when what it awaited last is.
       const auto await_late = [&](size_t i) {
         if (!s.attends || !add_to(s.late, i)) return false;
-        done[j][i] = true, add(done[j], after[i]), add(done[j], done[i]);
+        over(done[j], i), add(done[j], after[i]), add(done[j], done[i]);
         return true;
       };
       s.arrives = false;
       // Attention's partial sums lie where those of the one before do.
       if (s.attends && attention != n && !await(attention)) return false;
       if (s.attends) attention = j;
-      std::vector<int64_t> taken(n);  // numbers of each stage's results that attention reads as mail
+      std::vector<Taken> taken(n);  // of each stage's results, by attention
+      for (size_t i = 0; i < j; ++i) taken[i] = Taken(records_[i]->stage.product);
       for (size_t r = 0; r < touched_[j].reads.size(); ++r) {
         const Tensor& t = touched_[j].reads[r];
         reads_memory[j].push_back(true);
@@ -169,7 +194,7 @@ class Links {
             if (!at) return false;
             const Place from = place_of(i, w, at, dtype_size(t.dtype));
             if (s.attends)
-              receive(*records_[j], t, from), taken[i] += t.rows * t.cols;
+              receive(*records_[j], t, from), taken[i].add(t, at.column, w);
             else if (from.stride != t.cols)
               return false;  // products read whole rows
             else
@@ -185,27 +210,27 @@ class Links {
       }
       // Blocks go through the stages in order: when all have been here, products before are over.
       done[j] = after[j];
-      for (size_t i = 0; i < j; ++i)
-        if (s.attends && taken[i] > 0 &&
-            taken[i] == touched_[i].writes[0].rows * records_[i]->stage.product.outputs)
-          done[j][i] = true;
+      for (size_t i = 0; i < j; ++i) {
+        if (taken[i].all()) over(done[j], i);
+        if (taken[i].every_feature()) done[j][n + i] = true;
+      }
       if (!s.attends && arrivals_[j] == blocks_)
         for (size_t i = 0; i < j; ++i)
-          if (!records_[i]->stage.attends) done[j][i] = true;
+          if (!records_[i]->stage.attends) over(done[j], i);
       for (size_t i = 0; i < j; ++i)
         for (size_t of_j = 0; of_j < touched_[j].writes.size(); ++of_j) {
           const Tensor& t = touched_[j].writes[of_j];
-          const auto in_order = [&] { return after[j][i] || (of_j > 0 && await_late(i)); };
+          const auto in_order = [&](size_t what) { return after[j][what] || (of_j > 0 && await_late(i)); };
           const std::vector<Tensor>& writes = touched_[i].writes;
           for (size_t w = 0; w < writes.size(); ++w)
             if (overlap(writes[w], t)) {
               if (mails(i, w) && same(writes[w], t))
                 (w == 0 ? records_[i]->stage.keeps : records_[i]->stage.keeps_rest) = false;
-              else if (!in_order())
+              else if (!in_order(i))
                 return false;
             }
           for (size_t r = 0; r < touched_[i].reads.size(); ++r)
-            if (reads_memory[i][r] && overlap(touched_[i].reads[r], t) && !in_order()) return false;
+            if (reads_memory[i][r] && overlap(touched_[i].reads[r], t) && !in_order(n + i)) return false;
         }
     }
     return true;
