@@ -145,6 +145,7 @@ void Decoder::put_lists(std::span<const Run> runs) {
   const ModelConfig& c = plan_.config;
   lists_copied_.wait();
   x_rows_ = p_rows_ = 0;
+  int64_t longest = 0;
   const auto pred_rows = [&](const Run& run) {
     const auto count = int64_t(run.tokens.size());
     return std::clamp<int64_t>(needed_pred_rows_ - run.left, 0, count);
@@ -152,6 +153,7 @@ void Decoder::put_lists(std::span<const Run> runs) {
   for (const Run& run : runs) {
     SPS_CHECK(run.slot >= 0 && run.slot < options_.slots && !run.tokens.empty() && run.left >= 0);
     SPS_CHECK(slots_[size_t(run.slot)].open);
+    longest = std::max(longest, int64_t(run.tokens.size()));
     x_rows_ += int64_t(run.tokens.size());
     p_rows_ += pred_rows(run);
   }
@@ -165,24 +167,23 @@ void Decoder::put_lists(std::span<const Run> runs) {
     return l;
   };
   // The places of the lists depend on the most rows alone, those of a stream's rows behind them on the
-  // counts.
-  const int64_t most = options_.step_rows + most_pred_rows_, n = options_.slots;
-  const auto tokens = list(most), positions = list(most), starts = list(most),
-             sources = list(most_pred_rows_);
+  // counts. Steps of one position a text, which graphs repeat, have short lists, that are copied in no time.
+  const int64_t n = options_.slots, most_x = longest > 1 ? options_.step_rows : n,
+                most_p = std::min(most_pred_rows_, most_x), most = most_x + most_p;
+  const auto tokens = list(most), positions = list(most), starts = list(most), sources = list(most_p);
   const auto slot = list(n), picks = list(n), number = list(1);
   std::array<std::array<std::span<int32_t>, 4>, ops::kMaxQueryStreams> streams;
   for (auto& stream : streams)
     for (auto& l : stream) l = list(n);
   const auto table = list(int64_t(table_.size()));
 
-  int64_t x = 0, p = 0, picked = 0, longest = 0;
+  int64_t x = 0, p = 0, picked = 0;
   for (size_t r = 0; r < runs.size(); ++r) {
     const Run& run = runs[r];
     Slot& s = slots_[size_t(run.slot)];
     const auto count = int64_t(run.tokens.size()), preds = pred_rows(run);
     SPS_CHECK(s.length + count <= c.context);
     take_pages(run.slot, s.length + count);
-    longest = std::max(longest, count);
     if (options_.share_prefixes) s.ids.insert(s.ids.end(), run.tokens.begin(), run.tokens.end());
     const int64_t first_pred = s.length + count - preds;
     if (preds > 0 && first_pred != s.pred_end) s.pred_first = first_pred;
@@ -218,7 +219,7 @@ void Decoder::put_lists(std::span<const Run> runs) {
 
   const int32_t* there = begin;
   if (ex_.device == Device::cuda) {
-    copy_bytes(ex_, on_device_.data(), begin, staged_.size());
+    copy_bytes(ex_, on_device_.data(), begin, size_t(next - begin) * sizeof(int32_t));
     lists_copied_.set(ex_);
     there = reinterpret_cast<const int32_t*>(on_device_.data());
   }
