@@ -16,12 +16,13 @@ host knows its ids, as in `sps bench decode`; `free` is the peer's time when the
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 
 import torch
 import torch.nn.functional as F
+
+import standard_model
 
 WARM, LOOSE = 3, 0.1  # runs before a graph is recorded; what bf16 may move logits by, of the largest
 
@@ -254,24 +255,6 @@ WAYS = ("plain/sdpa", "compiled/sdpa", "compiled/flex", "measured/best", "compil
         "plain/products")
 
 
-def ours(args, recipe):
-    out = subprocess.run(
-        [args.sps, "-q", "bench", "decode", recipe, "--device", "cuda", "--batch", args.batches, "--prompt",
-         str(args.prompt), "--tokens", str(args.tokens), "--rounds", "1", "--no-ceiling", "--json", "-"], check=True,
-        capture_output=True, text=True).stdout
-    return {row["batch"]: row["ms_per_step"]["median"] for row in json.loads(out)["results"]}
-
-
-def config_of(args, recipe):
-    out = subprocess.run([args.sps, "info", recipe, "--json"], check=True,
-                         capture_output=True, text=True).stdout
-    c = json.loads(out)["config"]
-    if c["pred_layers"] or c["sliding_window"] or c["rope_fraction"] != 1 or c["rope_pairs"] != "adjacent" or \
-            c["tie_head"] != "true":
-        sys.exit(f"decode_peer.py: {recipe} is not a model that is written out here")
-    return c
-
-
 def measure(args):
     import torch._dynamo
     import torch._inductor.config
@@ -280,7 +263,7 @@ def measure(args):
         if hasattr(torch._dynamo.config, limit):
             setattr(torch._dynamo.config, limit, 256)
     recipes, batches = args.recipes.split(","), [int(b) for b in args.batches.split(",")]
-    weights = {r: Weights(config_of(args, r), "cuda", torch.bfloat16) for r in recipes}
+    weights = {r: Weights(standard_model.config(args.sps, r), "cuda", torch.bfloat16) for r in recipes}
     peers = [Peer(weights[r], r, b, args) for r in recipes for b in batches]
     for way in WAYS:
         for peer in peers:
@@ -294,7 +277,7 @@ def measure(args):
     mine, theirs, free = {}, {}, {}
     for _ in range(args.rounds):
         for recipe in recipes:
-            for batch, ms in ours(args, recipe).items():
+            for batch, ms in standard_model.decode(args.sps, recipe, args.batches, args.prompt, args.tokens)[1].items():
                 mine.setdefault((recipe, batch), []).append(ms)
         for peer in peers:
             theirs.setdefault((peer.recipe, peer.batch), []).append(peer.look())
