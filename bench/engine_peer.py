@@ -108,18 +108,25 @@ def write_model(path, c, exponent=-6):
     return end
 
 
+def finished(command, **options):
+    run = subprocess.run(command, stderr=subprocess.PIPE, text=True, **options)
+    if run.returncode:
+        sys.exit(f"{sys.argv[0]}: {command[0]} ended with status {run.returncode}: {run.stderr.strip()[-300:]}")
+    return run
+
+
 class Calm:
     def __init__(self, args):
         self.args = args
 
-    def run(self, model, context, options, environment, **streams):
+    def run(self, model, context, options, environment, stdout):
         environment = os.environ | environment | ({"CALM_CPU": "1"} if self.args.device == "cpu" else {})
-        return subprocess.run([self.args.engine, model, "-t", "0", "-c", str(context), *options], env=environment,
-                              check=True, stderr=subprocess.PIPE, text=True, **streams)
+        return finished([self.args.engine, model, "-t", "0", "-c", str(context), *options], env=environment,
+                        stdout=stdout)
 
     def ms(self, model, prompt, tokens, context):
         err = self.run(model, context, ["-n", str(tokens), "-r", str(REPEATS)], {"CALM_POSO": str(prompt)},
-                       stdout=subprocess.DEVNULL).stderr
+                       subprocess.DEVNULL).stderr
         runs = re.findall(r"# (\d+) tokens: .* total ([\d.]+) sec", err)
         if [int(count) for count, _ in runs] != [tokens] * REPEATS:
             sys.exit(f"{sys.argv[0]}: calm did not report {REPEATS} runs of {tokens} tokens: {err[-300:]}")
@@ -127,7 +134,7 @@ class Calm:
 
     def continued(self, model, text, tokens, context):
         lines = self.run(model, context, ["-n", str(len(text) + tokens), "-i", text], {},
-                         stdout=subprocess.PIPE).stdout.splitlines()
+                         subprocess.PIPE).stdout.splitlines()
         said = "".join(line for line in lines if not line.startswith("#"))
         return ids_of(said.removeprefix(text))
 
@@ -140,9 +147,8 @@ class Yalm:
         with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(model)) as file:  # a long text is no argument
             file.write(text)
             file.flush()
-            return subprocess.run([self.args.engine, model, "-d", self.args.device, "-m", "completion", "-t", "0", "-n",
-                                   str(tokens), "-T", str(context), "-f", file.name], check=True, capture_output=True,
-                                  text=True).stdout
+            return finished([self.args.engine, model, "-d", self.args.device, "-m", "completion", "-t", "0", "-n",
+                             str(tokens), "-T", str(context), "-f", file.name], stdout=subprocess.PIPE).stdout
 
     def ms(self, model, prompt, tokens, context):
         out = self.run(model, text_of(prompt - 1), tokens, context)  # and the id that begins texts
