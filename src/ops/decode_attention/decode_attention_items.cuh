@@ -50,9 +50,8 @@ struct RunLists {
     keys.clear();
 #pragma unroll
     for (int s = 0; s < kMaxQueryStreams; ++s) {
-      if (!asks[s]) continue;
-      if (seen[s].end > seen[s].begin)
-        keys.any = {min(keys.any.begin, seen[s].begin), max(keys.any.end, seen[s].end)};
+      if (!asks[s] || seen[s].end <= seen[s].begin) continue;
+      keys.any = {min(keys.any.begin, seen[s].begin), max(keys.any.end, seen[s].end)};
       keys.all = {max(keys.all.begin, seen[s].begin), min(keys.all.end, seen[s].end)};
     }
     return keys;

@@ -19,24 +19,27 @@ struct WarpShared {
 
 // Lives in the registers of a warp, whose lanes are together in every call. p may lie in any memory.
 //   SplitWarp warp(p, partials, shared);
-//   warp.start(share);            // asks for the first keys; reads nothing that this step writes
-//   tiles = warp.finish(ready);   // the rest
+//   warp.start(share);           // asks for the first keys; reads nothing that this step writes
+//   done = warp.finish(ready);   // the rest
 // ready(run, key_head) is called before rows of queries, keys and values of that run and head are read, for
 // each at least once. finish() returns how many tiles this warp has completed: over all warps, each of them
 // once. Global writes are issued then, without a fence. Between the two calls the thread must leave groups of
 // cp.async alone.
 //
 // Where warps meet otherwise than by what they have written to memory before they count themselves (`ready`
-// has a read()), a number that has not come is one that no sum is:
-//   read(wanted, from)   16 bytes, or zeros; read_pair(from): 8; row_has_come(x), sums_have_come(x),
-//                        pair_has_come(x): whether they were there; watch(): what counts looks at them
+// has a look()), a number that has not come is one that no sum is:
+//   read(wanted, from)          16 bytes, or zeros
+//   read_pair(n, end, from, x)  8, or x as it was: if n < end
+//   look(most, x), have_come(most), rows_have_come(most)
+//                        what has been read, taken together from most = 0 on, and whether all of it was
+//                        there; watch(): what counts looks
 //   put(wanted, to, x)   two numbers of the result
 //   send(wanted, to, x)  a chunk's partial sums; who joins a query's waits for all of them, and says
-//                        forget(wanted, from) when they are there
-//   counts()             somebody asks how many tiles are complete. Else the warps that have a tile's last
-//                        chunks share out its queries.
+//                        forget(n, end, from) when they are there
 //   beside(to)           memory of this warp's own for sums that are not complete
 //   before_keys()        is called before keys are handed on
+// The warps that have a tile's last chunks share out its queries then, to join them, each from the last chunk
+// on, and finish() returns the number of queries that fell to this warp, of Partials::queries of every tile.
 template <int D, bool kTurns>
 class SplitWarp {
  public:
@@ -71,15 +74,19 @@ class SplitWarp {
   template <class Ready>
   __device__ int finish(Ready&& ready) {
     constexpr From kFrom = kTurns ? From::cached_or_zero : From::both;
-    int tiles = 0;
+    int done = 0;
     uint32_t q[1][D / 16][2];
 #pragma unroll 1
     for (bool first = true; count_ > 0; first = false) {
       item_ = cursor_.item(p_, partials_);
       meet_tile();
+      const int nth = item_.nth, of_tile = min(count_, item_.items - nth),
+                joins = item_.items - nth - of_tile;  // the first query of those
+      JoinPlace join;
+      if constexpr (kMails<Ready>)
+        if (joins < live_) join = join_place(joins);
       prepare(ready, q[0]);
       if (!kTurns && first) ask_for_step_rows();
-      const int nth = item_.nth, of_tile = min(count_, item_.items - nth);
 #pragma unroll 1
       for (int left = of_tile - 1; left >= 0; --left) {
         item_.nth = cursor_.nth(), item_.set = cursor_.at().set, item_.chunk = cursor_.at().chunk;
@@ -101,20 +108,20 @@ class SplitWarp {
           copy_async_group();
         }
       }
-      tiles += end_tile(ready, nth, of_tile);
+      done += end_tile(ready, nth, of_tile, join);
       count_ -= of_tile;
       if (count_ == 0) break;
       __syncwarp();  // what the tile left in shared memory has been read
       if (!cursor_.next_tile(p_, partials_, shared_.run)) cursor_.enter(p_, shared_.run);
       ask_item<kFrom>();
     }
-    return tiles;
+    return done;
   }
 
  private:
   template <class Ready>
   static constexpr bool kMails = requires(const Ready& ready) {
-    ready.read(true, nullptr);
+    ready.watch();
   };
 
   // Of the item that is worked on: largest scores, and weights below 1.
@@ -168,7 +175,9 @@ class SplitWarp {
   };
   __device__ QueryPlace query(int n) const {  // n < live, in the tile
     const int of_run = item_.first + n, stream = run().stream_of(p_, of_run);
-    return {stream, item_.key_head * p_.group + of_run % p_.group, run().row[stream]};
+    // The first stream's queries, if it asks, are one for each head of the group.
+    const int in_group = stream == 0 || run().first_asks == 0 ? of_run : of_run - p_.group;
+    return {stream, item_.key_head * p_.group + in_group, run().row[stream]};
   }
   __device__ const bf16* query_row(int n) const {
     const QueryPlace at = query(n);
@@ -235,21 +244,18 @@ class SplitWarp {
   __device__ __forceinline__ void fetch(const Ready& ready, Some&& some) const {
     if constexpr (kMails<Ready>) {
       // All are asked for before the first one is looked at.
-      const auto ask = [&](uint4& to, bool live, const bf16* from) {
-        to = ready.read(live, from);
-        return true;
-      };
-      const auto look = [&](uint4& to, bool, const bf16*) { return ready.row_has_come(to); };
+      const auto ask = [&](uint4& to, bool live, const bf16* from) { to = ready.read(live, from); };
+      uint32_t most;
+      const auto look = [&](uint4& to, bool, const bf16*) { most = ready.look(most, to); };
       auto watch = ready.watch();
       do {
         some(ask);
+        most = 0;
+        some(look);
         watch.look();
-      } while (__any_sync(~0U, int(!some(look))) != 0);
+      } while (__any_sync(~0U, int(!ready.rows_have_come(most))) != 0);
     } else {
-      some([](uint4& to, bool live, const bf16* from) {
-        to = load_fresh(live, from);
-        return true;
-      });
+      some([](uint4& to, bool live, const bf16* from) { to = load_fresh(live, from); });
     }
   }
 
@@ -396,13 +402,26 @@ class SplitWarp {
   }
 
   // decode_attention_join.cuh
+  // Of a query, for this lane: what chunks leave, and where its row goes.
+  struct JoinPlace {
+    const float2* softmax = nullptr;
+    const float* sums = nullptr;
+    bf16* o = nullptr;
+    bool sees = false;  // something of the first chunks' lane-th
+  };
   template <class Ready>
-  __device__ int end_tile(Ready& ready, int nth, int of_tile);
+  __device__ int end_tile(Ready& ready, int nth, int of_tile, JoinPlace& first);
   __device__ bool is_last(int in_tile) const;
+  __device__ bool touches(int query, int first) const;
+  __device__ JoinPlace join_place(int query) const;
+  __device__ __forceinline__ float4 chunk_factors(Softmax& state, float2 fresh, bool touches) const;
+  template <int kPairs>
+  __device__ __forceinline__ static void add_chunk(const float4& of_chunk, const float2 (&x)[kPairs],
+                                                   float& weights, float (&total)[kPairs][2]);
+  __device__ __forceinline__ static uint32_t row_pair(const float (&total)[2], float share);
   template <class Ready>
-  __device__ __forceinline__ float2 take(const Ready& ready, int query, int first, int here) const;
-  template <class Ready>
-  __device__ __forceinline__ void join_chunks(const Ready& ready, int query, int end);
+  __device__ __forceinline__ void join_mail(const Ready& ready, const JoinPlace& at, int query);
+  __device__ __forceinline__ void join_chunks(int query, int end);
 
   // Hands this step's keys on: turned to who reads them later in the step, and to their caches. When all of
   // the tile's chunks are done everybody has read what they overwrite in a ring.

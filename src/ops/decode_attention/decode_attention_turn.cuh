@@ -43,20 +43,19 @@ __device__ void SplitWarp<D, kTurns>::turn_rows(Ready&& ready) {
       const bf16* const own_values = copies ? own_row(true, copied) : nullptr;
       ready(run().run, item_.key_head);
       fetch(ready, [&](auto&& load) {
-        bool come = true;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int column = (lane + (half << kLog)) * kPiece;
-          come &= load(kept[0][half], copies_keys && column < p_.head_dim, own_keys + column);
-          come &= load(kept[1][half], copies && column < p_.head_dim, own_values + column);
+          load(kept[0][half], copies_keys && column < p_.head_dim, own_keys + column);
+          load(kept[1][half], copies && column < p_.head_dim, own_values + column);
         }
-        come &= load(fresh[0], on, from + unit.first);
-        return load(fresh[1], second, from + unit.second) && come;
+        load(fresh[0], on, from + unit.first);
+        load(fresh[1], second, from + unit.second);
       });
     } else {
       fetch(ready, [&](auto&& load) {
-        const bool come = load(fresh[0], on, from + unit.first);
-        return load(fresh[1], second, from + unit.second) && come;
+        load(fresh[0], on, from + unit.first);
+        load(fresh[1], second, from + unit.second);
       });
     }
     if (first == 0 && copies)
