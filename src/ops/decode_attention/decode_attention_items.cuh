@@ -434,4 +434,11 @@ __device__ inline void widen(const uint4& x, float (&to)[kPiece]) {
     to[i] = __uint_as_float(i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xFFFF0000U);
 }
 
+// And back to 16 bytes of shared memory, rounded.
+__device__ inline void put_piece(bf16* to, const float (&x)[kPiece]) {
+  static_assert(kPiece == 8);
+  *reinterpret_cast<uint4*>(to) =
+      make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+}
+
 }  // namespace sps::ops::decode

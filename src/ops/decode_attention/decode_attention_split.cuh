@@ -28,7 +28,7 @@ struct WarpShared {
 //
 // Where warps meet otherwise than by what they have written to memory before they count themselves (`ready`
 // has a look()), a number that has not come is one that no sum is:
-//   read(wanted, from)          16 bytes, or zeros
+//   read(wanted, from, x)       16 bytes, or x as it was
 //   read_pair(n, end, from, x)  8, or x as it was: if n < end
 //   look(most, x), have_come(most), rows_have_come(most)
 //                        what has been read, taken together from most = 0 on, and whether all of it was
@@ -74,6 +74,7 @@ class SplitWarp {
   template <class Ready>
   __device__ int finish(Ready&& ready) {
     constexpr From kFrom = kTurns ? From::cached_or_zero : From::both;
+    constexpr int kHalves = kMails<Ready> ? 2 : 1;  // of an item, that have code of their own
     int done = 0;
     uint32_t q[1][D / 16][2];
 #pragma unroll 1
@@ -85,20 +86,24 @@ class SplitWarp {
       JoinPlace join;
       if constexpr (kMails<Ready>)
         if (joins < live_) join = join_place(joins);
+      ItemView seen = view();
       prepare(ready, q[0]);
       if (!kTurns && first) ask_for_step_rows();
 #pragma unroll 1
       for (int left = of_tile - 1; left >= 0; --left) {
-        item_.nth = cursor_.nth(), item_.set = cursor_.at().set, item_.chunk = cursor_.at().chunk;
+        if (left != of_tile - 1) {
+          item_.nth = cursor_.nth(), item_.set = cursor_.at().set, item_.chunk = cursor_.at().chunk;
+          seen = view();
+        }
         Chunk chunk;
-#pragma unroll 1
+#pragma unroll(kHalves)
         for (int half = 0; half < 2; ++half) {
           const bool values = half != 0;
           copy_async_wait_groups<1>();
           __syncwarp();
           if (item_.set >= 0) {
-            if constexpr (kTurns) place_own(item_.set, values);
-            values ? add_up(ready, item_.set, chunk) : weigh(item_.set, q, chunk);
+            if constexpr (kTurns) place_own(seen.own, values);
+            values ? add_up(ready, seen, chunk) : weigh(seen, q, chunk);
           }
           __syncwarp();  // they have been read
           if (left > 0) {
@@ -212,9 +217,10 @@ class SplitWarp {
     const int n = lane_ / 4;
     const bool there = n < live_;
     if constexpr (kTurns) {
+      const int head_dim = p_.head_dim;
       turn_rows(ready);
       __syncwarp();
-      load_query<D, false>(shared_.query + n * Shared::kQueryRow, there, p_.head_dim, q);
+      load_query<D, false>(shared_.query + n * Shared::kQueryRow, there, head_dim, q);
     } else {
       ready(run().run, item_.key_head);
       load_query<D, true>(query_row(there ? n : 0), there, p_.head_dim, q);
@@ -244,10 +250,12 @@ class SplitWarp {
   __device__ __forceinline__ void fetch(const Ready& ready, Some&& some) const {
     if constexpr (kMails<Ready>) {
       // All are asked for before the first one is looked at.
-      const auto ask = [&](uint4& to, bool live, const bf16* from) { to = ready.read(live, from); };
+      const auto clear = [](uint4& to, bool, const bf16*) { to = make_uint4(0, 0, 0, 0); };
+      const auto ask = [&](uint4& to, bool live, const bf16* from) { ready.read(live, from, to); };
       uint32_t most;
       const auto look = [&](uint4& to, bool, const bf16*) { most = ready.look(most, to); };
       auto watch = ready.watch();
+      some(clear);
       do {
         some(ask);
         most = 0;
@@ -263,14 +271,28 @@ class SplitWarp {
   template <class Ready>
   __device__ void turn_rows(Ready&& ready);
 
-  // Puts this step's key, or value, into its row of the chunk, if it is in it and somebody sees it.
-  __device__ void place_own(int set, bool values) {
-    const int position = run().begin[p_.set[set].stream];
-    if ((run().own >> set & 1) == 0 || !run().sets[set].within(item_.chunk).has(position)) return;
+  // What the lists say of the item that is worked on.
+  struct ItemView {
+    int own = -1;        // the row of this step's key, if it is in the chunk and somebody sees it
+    bool mixed = false;  // not all queries see the same of its keys
+    bool all = false;    // all queries see all keys
+  };
+  __device__ ItemView view() const {
+    ItemView view;
+    if (item_.set < 0) return view;
+    const SetKeys& keys = run().sets[item_.set];
+    const int position = run().begin[p_.set[item_.set].stream];
+    if ((run().own >> item_.set & 1) != 0 && keys.within(item_.chunk).has(position))
+      view.own = position % kChunk;
+    view.mixed = keys.mixed(item_.chunk), view.all = keys.all.covers(item_.chunk * kChunk, kChunk);
+    return view;
+  }
+  // Puts this step's key, or value, into its row of the chunk.
+  __device__ void place_own(int row, bool values) {
+    if (row < 0) return;
     if (lane_ < D / 8)
-      *reinterpret_cast<uint4*>((values ? shared_.v : shared_.k) +
-                                attention::chunk_offset<D>(position % kChunk, lane_)) =
-          *reinterpret_cast<const uint4*>(&shared_.own[set][int(values)][8 * lane_]);
+      *reinterpret_cast<uint4*>((values ? shared_.v : shared_.k) + attention::chunk_offset<D>(row, lane_)) =
+          *reinterpret_cast<const uint4*>(&shared_.own[item_.set][int(values)][8 * lane_]);
     __syncwarp();
   }
 
@@ -280,16 +302,16 @@ class SplitWarp {
     for (int e = 0; e < 2; ++e) seen[0][e] = stream_[e] >= 0 ? run().seen[set][stream_[e]] : Interval{0, 0};
   }
   // What the keys are worth to the queries.
-  __device__ void weigh(int set, const uint32_t (&q)[1][D / 16][2], Chunk& c) const {
-    const int first_key = item_.chunk * kChunk;
+  __device__ void weigh(const ItemView& view, const uint32_t (&q)[1][D / 16][2], Chunk& c) const {
+    const float scale = p_.scale_log2;
     float s[kKeyTiles][1][4];
     dot_products<D>(shared_.k, 0, q, s);
-    if (run().sets[set].all.covers(first_key, kChunk)) {
-      scale_scores(s, p_.scale_log2);  // columns without a query give what nobody reads
+    if (view.all) {
+      scale_scores(s, scale);  // columns without a query give what nobody reads
     } else {
       Interval seen[1][2];
-      seen_by_lane(set, seen);
-      mask_and_scale(s, p_.scale_log2, seen, first_key);
+      seen_by_lane(item_.set, seen);
+      mask_and_scale(s, scale, seen, item_.chunk * kChunk);
     }
     tops_of(s, c.top);
     const float base[2] = {base_of(c.top[0][0]), base_of(c.top[0][1])};
@@ -298,23 +320,23 @@ class SplitWarp {
   }
   // Softmax and sums of the chunk: its part of the tile's partials.
   template <class Ready>
-  __device__ void add_up(const Ready& ready, int set, const Chunk& c) {
-    const int nth = item_.nth;
+  __device__ void add_up(const Ready& ready, const ItemView& view, const Chunk& c) {
+    const int nth = item_.nth, set = item_.set, head_dim = p_.head_dim, items = partials_.items;
     float sum[1][4];
-    const bool dirty = run().sets[set].mixed(item_.chunk) && has_nonfinite(shared_.v);
+    const bool dirty = view.mixed && has_nonfinite(shared_.v);
     if (dirty) clean(shared_.v);
     sums_of_weights(c.w, sum);
     float* sums[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const bool wanted = lane_ < 4 && stream_[e] >= 0;
-      float2* const to = &softmax_[nth + e * partials_.items];
+      float2* const to = &softmax_[nth + e * items];
       const float2 x = make_float2(c.top[0][e], sum[0][e]);
       if constexpr (kMails<Ready>)
         ready.send(wanted, to, x);
       else if (wanted)
         *to = x;
-      sums[e] = sums_ + (nth + e * partials_.items) * D;
+      sums[e] = sums_ + (nth + e * items) * D;
     }
     const auto at_v = MatrixAddress<D>::b(shared_.v);
     // Mail is sent when all sums are made: its instructions keep their places.
@@ -328,7 +350,7 @@ class SplitWarp {
 #pragma unroll
         for (int i = 0; i < 4 * kAtOnce; ++i) {
           const int d = 16 * (block + 1 - kAtOnce) + 8 * (i / 2), e = i % 2;
-          f(stream_[e] >= 0 && d < p_.head_dim, sums[e] + d, all[i / 4][0][i % 4]);
+          f(stream_[e] >= 0 && d < head_dim, sums[e] + d, all[i / 4][0][i % 4]);
         }
       };
       const auto put = [](bool wanted, float* to, float x) {

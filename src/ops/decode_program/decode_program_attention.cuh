@@ -24,11 +24,7 @@ struct Meeting {
   }
   __device__ void before_keys() const { await_stages(program, stage.late); }
   __device__ static Watchdog watch() { return {}; }
-  __device__ uint4 read(bool wanted, const void* from) const {
-    uint4 x = make_uint4(0, 0, 0, 0);
-    read_mail_if(wanted, from, x);
-    return x;
-  }
+  __device__ static void read(bool wanted, const void* from, uint4& x) { read_mail_if(wanted, from, x); }
   __device__ static void read_pair(int n, int end, const void* from, float2& x) {
     read_mail_below(n, end, from, x);
   }
