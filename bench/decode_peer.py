@@ -7,9 +7,10 @@ Usage: decode_peer.py SPS [--recipes m_standard_20b,xl_standard_20b] [--batches 
 The peer is the fastest decoder that PyTorch made of the same model here: bf16 weights (random), keys and values in
 place for the whole text, the most likely id fed back on the device, and every step one CUDA graph. Several ways are
 tried for `limit` seconds: plain kernels and compiled ones, attention by scaled_dot_product_attention, by two products
-or by flex_attention, products and launches chosen by measuring, the whole step left to "reduce-overhead". A way whose
-logits are not those of the plain kernels is left out. Then ours and the best way take turns. A step has ended when the
-host knows its ids, as in `sps bench decode`; `free` is the peer's time when the host looks at none. Medians.
+or by flex_attention, products and launches chosen by measuring. (The whole step left to "reduce-overhead" was slower,
+and takes memory from graphs that were recorded before.) A way whose logits are not those of the plain kernels is left
+out. Then ours and the best way take turns. A step has ended when the host knows its ids, as in `sps bench decode`;
+`free` is the peer's time when the host looks at none. Medians.
 
 --check, on any machine: step by step gives the logits of all positions at once.
 """
@@ -236,23 +237,14 @@ class Peer:
         decoder = self.decoder
         if how == "plain":
             return recorded(self.begin, decoder.step)
-        if how == "reduce-overhead":
-            for t in decoder.tensors():
-                torch._dynamo.mark_static_address(t)
-            run = torch.compile(decoder.step, mode="reduce-overhead", dynamic=False)
-            for _ in range(WARM):
-                self.begin(), run()
-            return run
         mode = {"compiled": "default", "measured": "max-autotune-no-cudagraphs"}[how]
         with torch._inductor.config.patch(coordinate_descent_tuning=how == "measured"):
             decoder.block = torch.compile(decoder.block, mode=mode, dynamic=False)
             return recorded(self.begin, decoder.step)
 
 
-MOST_UNROLLED = 24  # blocks that are compiled as one
 # The most promising first.
-WAYS = ("plain/sdpa", "compiled/sdpa", "compiled/flex", "measured/best", "compiled/products", "reduce-overhead/best",
-        "plain/products")
+WAYS = ("plain/sdpa", "compiled/sdpa", "compiled/flex", "measured/best", "compiled/products", "plain/products")
 
 
 def measure(args):
@@ -269,8 +261,6 @@ def measure(args):
         for peer in peers:
             if time.perf_counter() - began > args.limit:
                 peer.ways[way] = {"skipped": "no time left"}
-            elif way.startswith("reduce") and len(peer.decoder.w.blocks) > MOST_UNROLLED:
-                peer.ways[way] = {"skipped": "a step of so many blocks takes minutes to compile"}
             else:
                 peer.attempt(way)
                 print(peer.recipe, peer.batch, way, peer.ways[way], file=sys.stderr, flush=True)

@@ -105,6 +105,23 @@ TEST(BenchDecode, DrawsTheSameAgain) {
   EXPECT_EQ(drawn.size(), 6u);
 }
 
+TEST(BenchDecode, DrawsAsItIsTold) {
+  const Arguments once{"--batch", "1,3", "--prompt", "20", "--tokens", "12", "--rounds", "1", "--no-ceiling"};
+  const auto drawn = [&](const Arguments& how) {
+    const auto j = bench("decode", once + how);
+    EXPECT_EQ(j.at("sampling").at("temperature"), how.empty() ? 0 : 2);
+    std::vector<std::string> all;
+    for (const auto& row : j["results"]) all.push_back(row.at("drawn_xxh3"));
+    return all;
+  };
+  const auto likeliest = drawn({}), first = drawn({"--temperature", "2", "--seed", "1"}),
+             again = drawn({"--temperature", "2", "--seed", "1"}),
+             other = drawn({"--temperature", "2", "--seed", "9", "--top-p", "0.9", "--top-k", "50"});
+  EXPECT_EQ(first, again);
+  for (size_t i = 0; i < first.size(); ++i)
+    EXPECT_EQ((std::set{likeliest[i], first[i], other[i]}.size()), 3u);
+}
+
 TEST(BenchDecode, PromptsInPieces) {
   // Texts of 20 in pieces of 7: the first one begins to grow while the others still read.
   const auto j = bench("decode", {"--batch", "1,3", "--prompt", "20", "--tokens", "12", "--rounds", "1",

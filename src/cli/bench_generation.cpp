@@ -88,6 +88,8 @@ void take_turn(const BenchSubject& subject, const StepTraffic& traffic, const Ge
     request.prompt = random_prompt(subject.config(), rng, text, bench.prompt);
     request.options.max_new = tokens;
     request.options.stop_at_eot = false;
+    request.options.sampling = bench.sampling;
+    request.options.sampling.seed += uint64_t(text);
     engine->add(std::move(request));
   }
   time_engine(*engine, traffic, batch, bench.prompt, times);

@@ -17,6 +17,7 @@ struct GenerationBench {
   std::vector<int64_t> tokens;  // new ones of each text, one number for each batch
   int64_t step_rows = 0;        // 0: whole prompts of a batch in one step, as far as 16384 positions go
   int rounds = 1;
+  SamplingOptions sampling;  // each text has a seed of its own, counted on from this one
   bool program = true;  // see DecoderOptions
   bool ceiling = true;  // measure the memory's, once a round
   int64_t rows_of(int64_t batch) const;

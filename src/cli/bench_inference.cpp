@@ -105,6 +105,15 @@ Json prefill_json(const GenerationBench& bench, const BenchSubject& subject, int
           {"executed_gflops", kGiga * flops / seconds}};
 }
 
+Json sampling_json(const SamplingOptions& o) {
+  return {{"temperature", o.temperature},
+          {"top_k", o.top_k},
+          {"top_p", o.top_p},
+          {"min_p", o.min_p},
+          {"repetition_penalty", o.repetition_penalty},
+          {"seed", o.seed}};
+}
+
 Json report(const InferenceArguments& args, DType dtype, Device device,
             const std::vector<BenchSubject>& subjects,
             const std::vector<std::vector<GenerationTimes>>& times) {
@@ -118,6 +127,7 @@ Json report(const InferenceArguments& args, DType dtype, Device device,
          {"weights", args.weights.empty() ? std::string(dtype_name(dtype)) : args.weights},
          {"prompt", args.bench.prompt}};
   if (args.decode && gpu) j["chain"] = !args.bench.program;
+  if (args.decode) j["sampling"] = sampling_json(args.bench.sampling);
   j["rounds"] = args.bench.rounds;
   if (args.bench.ceiling) j["ceiling"] = gpu ? "memory copied" : "memory read";
   j["results"] = Json::array();
@@ -202,6 +212,7 @@ void bench_inference(InferenceArguments args) {
   if (!args.weights.empty()) check_int8_serves("--weights int8", dtype, device);
   const bool gpu = device == Device::cuda;
   GenerationBench& b = args.bench;
+  check(b.sampling);
   if (b.batches.empty()) b.batches = gpu ? std::vector<int64_t>{1, 4, 16, 64} : std::vector<int64_t>{1, 4};
   if (b.prompt == 0) b.prompt = gpu ? 1024 : 256;
   if (b.tokens.empty()) b.tokens = {!args.decode ? 1 : gpu ? 3072 : 64};
@@ -256,6 +267,7 @@ void add(CLI::App* bench, bool decode, const char* name, const char* text) {
                   "Most positions of a step; 0: whole prompts of a batch, 16384 at the most")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  if (decode) add_sampling_options(cmd, args->bench.sampling);
   cmd->add_option("--device", args->device, "auto (a GPU if there is one), cpu, cuda")->capture_default_str();
   cmd->add_option("--dtype", args->dtype, "auto, bf16, f32")->capture_default_str();
   if (decode)

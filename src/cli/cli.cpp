@@ -49,6 +49,20 @@ void set_exit_status(int status) {
   exit_status = status;
 }
 
+void add_sampling_options(CLI::App* cmd, SamplingOptions& sampling) {
+  cmd->add_option("--temperature", sampling.temperature, "0 = always the most likely token")
+      ->capture_default_str();
+  cmd->add_option("--top-k", sampling.top_k, "Only the k most likely tokens; 0 = all")->capture_default_str();
+  cmd->add_option("--top-p", sampling.top_p, "Only the smallest set with this probability")
+      ->capture_default_str();
+  cmd->add_option("--min-p", sampling.min_p, "Only tokens with this part of the likeliest's probability")
+      ->capture_default_str();
+  cmd->add_option("--repetition-penalty", sampling.repetition_penalty,
+                  "Logits of tokens in the text so far are divided by it; 1 = off")
+      ->capture_default_str();
+  cmd->add_option("--seed", sampling.seed, "Seed of the draws")->capture_default_str();
+}
+
 void add_threads_option(CLI::App* cmd, int& threads) {
   constexpr int kMost = 1024;
   cmd->add_option("--threads", threads, "0 = all cores")->capture_default_str()->check(CLI::Range(0, kMost));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "infer/sampling.h"
 #include "tokenizer/tokenizer.h"
 
 namespace sps {
@@ -26,6 +27,9 @@ void add_convert(CLI::App& app);
 
 // --eot and --pattern, for a command that takes a tokenizer by its files.
 void add_tokenizer_options(CLI::App* cmd, TokenizerOptions& options);
+
+// --temperature, --top-k, --top-p, --min-p, --repetition-penalty, --seed: how the next token is chosen.
+void add_sampling_options(CLI::App* cmd, SamplingOptions& sampling);
 
 // --threads, for a command that works on the CPU; 0: all cores.
 void add_threads_option(CLI::App* cmd, int& threads);

@@ -267,18 +267,7 @@ void add_generate(CLI::App& app) {
           ->excludes(prompt)
           ->excludes(file);
   cmd->add_option("-n,--tokens", args->options.max_new, "New tokens at the most")->capture_default_str();
-  SamplingOptions& sampling = args->options.sampling;
-  cmd->add_option("--temperature", sampling.temperature, "0 = always the most likely token")
-      ->capture_default_str();
-  cmd->add_option("--top-k", sampling.top_k, "Only the k most likely tokens; 0 = all")->capture_default_str();
-  cmd->add_option("--top-p", sampling.top_p, "Only the smallest set with this probability")
-      ->capture_default_str();
-  cmd->add_option("--min-p", sampling.min_p, "Only tokens with this part of the likeliest's probability")
-      ->capture_default_str();
-  cmd->add_option("--repetition-penalty", sampling.repetition_penalty,
-                  "Logits of tokens in the text so far are divided by it; 1 = off")
-      ->capture_default_str();
-  cmd->add_option("--seed", sampling.seed, "Seed of the draws")->capture_default_str();
+  add_sampling_options(cmd, args->options.sampling);
   cmd->add_option("--stop", args->stops, "The text ends before this string; may be repeated")
       ->take_all()
       ->expected(1);

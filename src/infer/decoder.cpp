@@ -13,10 +13,12 @@ namespace {
 constexpr int64_t kStageCalls = 12;  // of a program, for a stage of the plan; more go beside it
 
 DecoderOptions filled_in(DecoderOptions o, const ModelConfig& c) {
-  SPS_CHECK(o.slots > 0 && o.page > 0 && o.pages >= 0 && o.step_rows >= 0);
+  SPS_CHECK(o.slots > 0 && o.page > 0 && o.pages >= 0 && o.step_rows >= 0 && o.beside >= 0);
   if (o.pages == 0) o.pages = o.slots * ((c.context + o.page - 1) / o.page);
   if (o.step_rows == 0) o.step_rows = 512;
   o.step_rows = std::max(o.step_rows, o.slots);
+  constexpr int64_t kAligned = 16;
+  o.beside = (o.beside + kAligned - 1) / kAligned * kAligned;
   return o;
 }
 
@@ -52,8 +54,9 @@ Decoder::Decoder(const ModelConfig& config, const ModelParameters& parameters, c
   const int64_t most = options_.step_rows + most_pred_rows_;
   const auto numbers = size_t(3 * most + most_pred_rows_ + 10 * options_.slots + 1 + int64_t(table_.size()));
   const bool gpu = ex_.device == Device::cuda;
-  staged_ = Bytes(numbers * sizeof(int32_t), gpu ? Memory::pinned : Memory::host);
-  if (gpu) on_device_ = Bytes(numbers * sizeof(int32_t), Memory::device);
+  const size_t bytes = size_t(options_.beside) + numbers * sizeof(int32_t);
+  staged_ = Bytes(bytes, gpu ? Memory::pinned : Memory::host);
+  if (gpu) on_device_ = Bytes(bytes, Memory::device);
   schedules_ = ops::DecodeSchedules(ex_);
 }
 
@@ -105,21 +108,23 @@ void Decoder::remember_pages(int64_t slot) {
     s.prefix = pool_.remember(page_of(slot, s.remembered), s.prefix, page_ids(s.ids, s.remembered));
 }
 
-Tensor Decoder::step(std::span<const Run> runs, const std::function<void(Tensor)>& then) {
+Tensor Decoder::step(std::span<const Run> runs, const Then& then, std::span<const std::byte> beside) {
   SPS_CHECK(!runs.empty() && int64_t(runs.size()) <= options_.slots);
-  put_lists(runs);
+  SPS_CHECK(int64_t(beside.size()) <= options_.beside);
+  put_lists(runs, beside);
   issue(then);
   if (options_.share_prefixes)
     for (const Run& run : runs) remember_pages(run.slot);
   return b_.logits.rows_from(0, int64_t(picks_.size()));
 }
 
-void Decoder::issue(const std::function<void(Tensor)>& then) {
+void Decoder::issue(const Then& then) {
   const auto pass = [&] {
     forward();
     const Tensor logits = readout();
     device();  // the program's end
-    if (then && logits.rows > 0) then(logits);
+    const Bytes& there = ex_.device == Device::cuda ? on_device_ : staged_;
+    if (then && logits.rows > 0) then(logits, reinterpret_cast<const std::byte*>(there.data()));
   };
   if (ex_.device == Device::cpu || !options_.graphs || lists_.longest > 1) return pass();
   graphs_.run(
@@ -141,7 +146,7 @@ void Decoder::issue(const std::function<void(Tensor)>& then) {
       });
 }
 
-void Decoder::put_lists(std::span<const Run> runs) {
+void Decoder::put_lists(std::span<const Run> runs, std::span<const std::byte> beside) {
   const ModelConfig& c = plan_.config;
   lists_copied_.wait();
   x_rows_ = p_rows_ = 0;
@@ -159,7 +164,9 @@ void Decoder::put_lists(std::span<const Run> runs) {
   }
   SPS_CHECK(x_rows_ <= options_.step_rows && p_rows_ <= most_pred_rows_);
 
-  auto* next = reinterpret_cast<int32_t*>(staged_.data());
+  auto* const staged = reinterpret_cast<std::byte*>(staged_.data());
+  std::ranges::copy(beside, staged);
+  auto* next = reinterpret_cast<int32_t*>(staged + options_.beside);
   const int32_t* const begin = next;
   const auto list = [&](int64_t numbers) {
     const std::span<int32_t> l{next, size_t(numbers)};
@@ -219,9 +226,10 @@ void Decoder::put_lists(std::span<const Run> runs) {
 
   const int32_t* there = begin;
   if (ex_.device == Device::cuda) {
-    copy_bytes(ex_, on_device_.data(), begin, size_t(next - begin) * sizeof(int32_t));
+    auto* const on_device = reinterpret_cast<std::byte*>(on_device_.data());
+    copy_bytes(ex_, on_device, staged, size_t(reinterpret_cast<std::byte*>(next) - staged));
     lists_copied_.set(ex_);
-    there = reinterpret_cast<const int32_t*>(on_device_.data());
+    there = reinterpret_cast<const int32_t*>(on_device + options_.beside);
   }
   const auto at = [&](std::span<int32_t> l, int64_t from, int64_t count) {
     return std::span<const int32_t>{there + (l.data() - begin) + from, size_t(count)};

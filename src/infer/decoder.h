@@ -37,6 +37,7 @@ struct DecoderOptions {
   int64_t pages = 0;      // of cache memory for all of them; 0: enough for `slots` whole contexts
   int64_t page = 64;      // positions of a page
   int64_t step_rows = 0;  // most positions of a step; 0: 512, at least one for each slot
+  int64_t beside = 0;     // most bytes that a step takes to the device for who follows it
   // Texts that begin alike share the full pages of what is equal, also with texts that have been closed. Not
   // where something is kept in rings: a ring holds the end of a text alone, and cannot be made without the
   // keys before it.
@@ -85,7 +86,9 @@ class Decoder {
   // = 0, in their order: [n, vocab] f32 (f64 in the reference) on the device, until the next step.
   // `then` issues what is to follow them, and may become a part of the step's graph: with the same counts of
   // runs and rows it must issue the same operations on the same places each time. Not called for no logits.
-  Tensor step(std::span<const Run> runs, const std::function<void(Tensor logits)>& then = {});
+  // It finds `beside` on the device, always at the same address (of the host's, where that is the device).
+  using Then = std::function<void(Tensor logits, const std::byte* beside)>;
+  Tensor step(std::span<const Run> runs, const Then& then = {}, std::span<const std::byte> beside = {});
 
   // Rows of each stream that the latest step ran: prediction rows where something depends on them alone.
   struct StepRows {
@@ -137,7 +140,7 @@ class Decoder {
   Rows widths(Tensor buffer, int64_t heads_x, int64_t heads_p) const {
     return rows(buffer, heads_x * plan_.config.head_dim, heads_p * plan_.config.head_dim);
   }
-  void put_lists(std::span<const Run> runs);
+  void put_lists(std::span<const Run> runs, std::span<const std::byte> beside);
   void take_pages(int64_t slot, int64_t positions);
   void remember_pages(int64_t slot);
   int32_t& page_of(int64_t slot, int64_t page) { return table_[size_t(slot * per_slot_ + page)]; }
@@ -149,7 +152,7 @@ class Decoder {
   using Weight = std::variant<Tensor, ops::Int8Matrix>;
 
   // The step that the lists describe, by a graph where there is one.
-  void issue(const std::function<void(Tensor)>& then);
+  void issue(const Then& then);
   void forward();
   const Exec& device();  // for operations: what the program has so far goes before them
   template <class Add>
@@ -216,7 +219,7 @@ class Decoder {
 
   Arena memory_;
   Buffers b_;
-  Bytes staged_, on_device_;  // the step's lists
+  Bytes staged_, on_device_;  // the step's lists, behind what stands beside them
   ops::DecodeSchedules schedules_;
   int32_t number_ = 0;  // of the step; 0 is none's
   StreamMark lists_copied_;

@@ -18,6 +18,7 @@ DecoderOptions decoder_options(const EngineOptions& o) {
           .pages = o.cache_tokens == 0 ? 0 : (o.cache_tokens + o.page - 1) / o.page,
           .page = o.page,
           .step_rows = o.step_rows,
+          .beside = o.max_sequences * int64_t(sizeof(ops::SampleRow)),
           .share_prefixes = o.share_prefixes,
           .program = o.program,
           .int8 = o.int8};
@@ -54,12 +55,8 @@ Engine::Engine(const ModelConfig& config, const ModelParameters& parameters, con
   lay_out(plan);
   sets_ = Arena(plan.peak(), store.device());
   lay_out(sets_);
-  const bool gpu = ex_.device == Device::cuda;
-  const size_t settings = size_t(slots) * sizeof(ops::SampleRow),
-               sampled = size_t(slots) * sizeof(ops::Sampled);
-  const Memory host = gpu ? Memory::pinned : Memory::host;
-  settings_ = Bytes(settings, host), sampled_ = Bytes(sampled, host);
-  if (gpu) settings_there_ = Bytes(settings, Memory::device);
+  sampled_ =
+      Bytes(size_t(slots) * sizeof(ops::Sampled), ex_.device == Device::cuda ? Memory::pinned : Memory::host);
 }
 
 int64_t Engine::add(Request request) {
@@ -151,14 +148,16 @@ std::vector<Drawn> Engine::step() {
     text->fed += count;
     if (count == left) readers.push_back(text.get());
   }
-  const std::span<const ops::SampleRow> settings = put_settings(readers);
+  const std::vector<ops::SampleRow> settings = settings_of(readers);
   const size_t before = drawn.size();
   // Of a GPU's logits only what was drawn comes to the host: the GPU writes it there.
   const std::span sampled(reinterpret_cast<ops::Sampled*>(sampled_.data()), readers.size());
-  decoder_.step(runs, [&](Tensor logits) {
+  const auto draw = [&](Tensor logits, const std::byte* beside) {
     SPS_CHECK(logits.rows == int64_t(settings.size()));
-    ops::sample(ex_, logits, settings, forbidden_, seen_, sampled);
-  });
+    const std::span there(reinterpret_cast<const ops::SampleRow*>(beside), settings.size());
+    ops::sample(ex_, logits, there, forbidden_, seen_, sampled);
+  };
+  decoder_.step(runs, draw, std::as_bytes(std::span(settings)));
   synchronize(ex_);
   for (size_t i = 0; i < readers.size(); ++i) drawn.push_back(take(*readers[i], sampled[i]));
   std::erase_if(live_, [&](const std::unique_ptr<Text>& text) {
@@ -172,19 +171,14 @@ std::vector<Drawn> Engine::step() {
   return drawn;
 }
 
-// How the texts want their next ids. On a GPU they are there before the step begins, so that nothing stands
-// between its end and the draws.
-std::span<const ops::SampleRow> Engine::put_settings(const std::vector<Text*>& readers) {
-  const size_t count = readers.size();
-  const std::span settings(reinterpret_cast<ops::SampleRow*>(settings_.data()), count);
-  for (size_t i = 0; i < count; ++i) {
-    const Text& text = *readers[i];
-    settings[i] = text.next.row(uint64_t(text.drawn()), text.slot);
-    settings[i].log_probability = text.request.log_probabilities ? 1 : 0;
+// How the texts want their next ids.
+std::vector<ops::SampleRow> Engine::settings_of(const std::vector<Text*>& readers) const {
+  std::vector<ops::SampleRow> settings;
+  for (const Text* text : readers) {
+    ops::SampleRow& row = settings.emplace_back(text->next.row(uint64_t(text->drawn()), text->slot));
+    row.log_probability = text->request.log_probabilities ? 1 : 0;
   }
-  if (ex_.device == Device::cpu) return settings;
-  copy_bytes(ex_, settings_there_.data(), settings.data(), settings.size_bytes());
-  return {reinterpret_cast<const ops::SampleRow*>(settings_there_.data()), count};
+  return settings;
 }
 
 Drawn Engine::take(Text& text, const ops::Sampled& sampled) const {

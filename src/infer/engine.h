@@ -96,7 +96,7 @@ class Engine {
   };
 
   void admit();
-  std::span<const ops::SampleRow> put_settings(const std::vector<Text*>& readers);
+  std::vector<ops::SampleRow> settings_of(const std::vector<Text*>& readers) const;
   Drawn take(Text& text, const ops::Sampled& sampled) const;
   void leave(const Text& text);
 
@@ -105,12 +105,12 @@ class Engine {
   int64_t shared_positions_ = 0;
   std::deque<std::unique_ptr<Text>> waiting_;
   std::vector<std::unique_ptr<Text>> live_;  // in the order in which they joined
-  // By slot: the ids that a text must not draw, and those that it holds. Settings and results of a step's
-  // draws, on the host and, where it is a GPU, on the device.
+  // By slot: the ids that a text must not draw, and those that it holds. What a step's draws gave, on the
+  // host.
   Exec ex_;
   Arena sets_;
   Tensor forbidden_, seen_;
-  Bytes settings_, settings_there_, sampled_;
+  Bytes sampled_;
 };
 
 }  // namespace sps

@@ -131,6 +131,27 @@ __device__ inline void store_to_block(uint32_t* p, unsigned rank, uint32_t x) {
 #endif
 }
 
+__device__ inline void store_to_block(uint64_t* p, unsigned rank, uint64_t x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(block_address(p, rank)), "l"(x) : "memory");
+#else
+  if (rank == 0) *p = x;
+#endif
+}
+// 16 bytes, aligned.
+__device__ inline uint4 load_from_block(const uint32_t* p, unsigned rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint4 x;
+  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(block_address(p, rank))
+               : "memory");
+  return x;
+#else
+  return *reinterpret_cast<const uint4*>(p);
+#endif
+}
+
 // Adds to a number that several blocks count with; returns what it was. What was written before, by this
 // thread or seen by it, is seen by who reads what this left, and the other way round.
 __device__ inline unsigned add_in_order(unsigned* p, unsigned n) {

@@ -11,7 +11,8 @@
 // id_words(vocab)]:
 //          bit id % 32 of word id / 32 says that a set holds an id. Row r looks at set rows[r].set of both.
 //          `seen` (may be empty) are the ids of the text so far; the id that is drawn is added. Rows that run
-//          at once must not share a set. All of it lies on the device; drawn may lie in pinned host memory.
+//          at once must not share a set. All of it lies on the device, rows where no kernel of the stream
+//          writes; drawn may lie in pinned host memory.
 // Types    logits f32 (f64 where there is no GPU: rounded to f32 first); sets i32. Probabilities in f64.
 // Devices  On a GPU a probability is rounded to about 2^-46 (for 50,000 ids) of the likeliest id's, and exp
 // may
