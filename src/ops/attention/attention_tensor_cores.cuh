@@ -148,12 +148,10 @@ __device__ inline void add_nonfinite(float (&acc)[kTiles][D / 8][4], const HeadR
 template <int D>
 class MatrixAddress {
  public:
-  __device__ static MatrixAddress a(const void* tile) {
-    const int lane = int(threadIdx.x) & 31;
+  __device__ static MatrixAddress a(const void* tile, int lane = int(threadIdx.x) & 31) {
     return MatrixAddress(tile, lane & 15, lane >> 4);
   }
-  __device__ static MatrixAddress b(const void* tile) {
-    const int lane = int(threadIdx.x) & 31;
+  __device__ static MatrixAddress b(const void* tile, int lane = int(threadIdx.x) & 31) {
     return MatrixAddress(tile, (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
   }
   // Rows from `row` (a multiple of 16), chunks 2 pair and 2 pair + 1.

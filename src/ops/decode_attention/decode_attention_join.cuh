@@ -27,21 +27,19 @@ __device__ bool SplitWarp<D, kTurns>::is_last(int in_tile) const {
 template <int D, bool kTurns>
 template <class Ready>
 __device__ int SplitWarp<D, kTurns>::end_tile(Ready& ready, int nth, int of_tile, JoinPlace& first) {
-  const int end = nth + of_tile;
   int done = 1;
   if constexpr (kMails<Ready>) {
-    const int items = item_.items, queries = partials_.queries;
+    const int queries = partials_.queries, items = item_.items;
     done = 0;
 #pragma unroll 1
-    for (int base = 0, query = items - end; query < queries;) {
-      if (query < live_) {
+    for (int base = 0; base + nth < queries; base += items)
+#pragma unroll 1
+      for (int query = base + nth; query < min(base + nth + of_tile, queries); ++query, ++done) {
+        if (query >= live_) continue;
         if (done > 0) first = join_place(query);
         join_mail(ready, first, query);
       }
-      ++done;
-      if (++query >= base + items - nth) base += items, query = base + items - end;
-    }
-    if (end < items) return done;
+    if (nth > 0) return done;
   } else {
     if (!is_last(of_tile)) return 0;
     join_chunks(0, live_);

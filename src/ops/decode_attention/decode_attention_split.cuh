@@ -38,8 +38,9 @@ struct WarpShared {
 //                        forget(n, end, from) when they are there
 //   beside(to)           memory of this warp's own for sums that are not complete
 //   before_keys()        is called before keys are handed on
-// The warps that have a tile's last chunks share out its queries then, to join them, each from the last chunk
-// on, and finish() returns the number of queries that fell to this warp, of Partials::queries of every tile.
+// The warps that have a tile's first chunks share out its queries then, to join them: chunks that all see,
+// and none of this step's keys, are sooner worked through than the last ones. finish() returns the number of
+// queries that fell to this warp, of Partials::queries of every tile.
 template <int D, bool kTurns>
 class SplitWarp {
  public:
@@ -77,15 +78,15 @@ class SplitWarp {
     constexpr int kHalves = kMails<Ready> ? 2 : 1;  // of an item, that have code of their own
     int done = 0;
     uint32_t q[1][D / 16][2];
+    const Address at_k = Address::a(shared_.k, lane_), at_v = Address::b(shared_.v, lane_);
 #pragma unroll 1
     for (bool first = true; count_ > 0; first = false) {
       item_ = cursor_.item(p_, partials_);
       meet_tile();
-      const int nth = item_.nth, of_tile = min(count_, item_.items - nth),
-                joins = item_.items - nth - of_tile;  // the first query of those
+      const int nth = item_.nth, of_tile = min(count_, item_.items - nth);
       JoinPlace join;
       if constexpr (kMails<Ready>)
-        if (joins < live_) join = join_place(joins);
+        if (nth < live_) join = join_place(nth);  // of the first item
       ItemView seen = view();
       prepare(ready, q[0]);
       if (!kTurns && first) ask_for_step_rows();
@@ -103,7 +104,7 @@ class SplitWarp {
           __syncwarp();
           if (item_.set >= 0) {
             if constexpr (kTurns) place_own(seen.own, values);
-            values ? add_up(ready, seen, chunk) : weigh(seen, q, chunk);
+            values ? add_up(ready, seen, at_v, chunk) : weigh(seen, at_k, q, chunk);
           }
           __syncwarp();  // they have been read
           if (left > 0) {
@@ -124,6 +125,8 @@ class SplitWarp {
   }
 
  private:
+  using Address = MatrixAddress<D>;
+
   template <class Ready>
   static constexpr bool kMails = requires(const Ready& ready) {
     ready.watch();
@@ -273,18 +276,21 @@ class SplitWarp {
 
   // What the lists say of the item that is worked on.
   struct ItemView {
-    int own = -1;        // the row of this step's key, if it is in the chunk and somebody sees it
-    bool mixed = false;  // not all queries see the same of its keys
-    bool all = false;    // all queries see all keys
+    int own = -1;      // the row of this step's key, if it is in the chunk and somebody sees it
+    bool all = false;  // all queries see all keys
+    // Rows, in front of those that all see and behind them, that some see.
+    Interval some[2] = {};
   };
   __device__ ItemView view() const {
     ItemView view;
     if (item_.set < 0) return view;
     const SetKeys& keys = run().sets[item_.set];
-    const int position = run().begin[p_.set[item_.set].stream];
-    if ((run().own >> item_.set & 1) != 0 && keys.within(item_.chunk).has(position))
-      view.own = position % kChunk;
-    view.mixed = keys.mixed(item_.chunk), view.all = keys.all.covers(item_.chunk * kChunk, kChunk);
+    const Interval here = keys.within(item_.chunk);
+    const int first = item_.chunk * kChunk, position = run().begin[p_.set[item_.set].stream];
+    if ((run().own >> item_.set & 1) != 0 && here.has(position)) view.own = position % kChunk;
+    view.all = keys.all.covers(first, kChunk);
+    view.some[0] = {here.begin - first, min(keys.all.begin, here.end) - first};
+    view.some[1] = {max(keys.all.end, here.begin) - first, here.end - first};
     return view;
   }
   // Puts this step's key, or value, into its row of the chunk.
@@ -302,10 +308,11 @@ class SplitWarp {
     for (int e = 0; e < 2; ++e) seen[0][e] = stream_[e] >= 0 ? run().seen[set][stream_[e]] : Interval{0, 0};
   }
   // What the keys are worth to the queries.
-  __device__ void weigh(const ItemView& view, const uint32_t (&q)[1][D / 16][2], Chunk& c) const {
+  __device__ void weigh(const ItemView& view, const Address& at_k, const uint32_t (&q)[1][D / 16][2],
+                        Chunk& c) const {
     const float scale = p_.scale_log2;
     float s[kKeyTiles][1][4];
-    dot_products<D>(shared_.k, 0, q, s);
+    dot_products<D>(at_k, 0, q, s);
     if (view.all) {
       scale_scores(s, scale);  // columns without a query give what nobody reads
     } else {
@@ -320,10 +327,10 @@ class SplitWarp {
   }
   // Softmax and sums of the chunk: its part of the tile's partials.
   template <class Ready>
-  __device__ void add_up(const Ready& ready, const ItemView& view, const Chunk& c) {
+  __device__ void add_up(const Ready& ready, const ItemView& view, const Address& at_v, const Chunk& c) {
     const int nth = item_.nth, set = item_.set, head_dim = p_.head_dim, items = partials_.items;
     float sum[1][4];
-    const bool dirty = view.mixed && has_nonfinite(shared_.v);
+    const bool dirty = has_nonfinite(shared_.v, view);
     if (dirty) clean(shared_.v);
     sums_of_weights(c.w, sum);
     float* sums[2];
@@ -338,7 +345,6 @@ class SplitWarp {
         *to = x;
       sums[e] = sums_ + (nth + e * items) * D;
     }
-    const auto at_v = MatrixAddress<D>::b(shared_.v);
     // Mail is sent when all sums are made: its instructions keep their places.
     constexpr int kBlocks = D / 16, kAtOnce = kMails<Ready> ? kBlocks : 1;
     float all[kAtOnce][1][4];
@@ -402,16 +408,22 @@ class SplitWarp {
     }
   }
 
-  // Where not all queries see all keys: whether some value is infinite or NaN; and those taken out.
-  __device__ bool has_nonfinite(const char* tile) const {
+  // Whether some value is infinite or NaN that not all see; and all such values taken out.
+  __device__ bool has_nonfinite(const char* tile, const ItemView& view) const {
     uint32_t found = 0;
-#pragma unroll 4
-    for (int i = lane_; i < kChunk * D / 8; i += 32) {
-      const uint4 x = reinterpret_cast<const uint4*>(tile)[i];
-      found |= attention::nonfinite(x.x) | attention::nonfinite(x.y) | attention::nonfinite(x.z) |
-               attention::nonfinite(x.w);
+    bool any = false;
+#pragma unroll
+    for (const Interval rows : view.some) {
+      if (rows.end <= rows.begin) continue;
+      any = true;
+#pragma unroll 1
+      for (int i = rows.begin * (D / 8) + lane_; i < rows.end * (D / 8); i += 32) {
+        const uint4 x = reinterpret_cast<const uint4*>(tile)[i];
+        found |= attention::nonfinite(x.x) | attention::nonfinite(x.y) | attention::nonfinite(x.z) |
+                 attention::nonfinite(x.w);
+      }
     }
-    return __any_sync(~0U, int(found != 0)) != 0;
+    return any && __any_sync(~0U, int(found != 0)) != 0;
   }
   __device__ void clean(char* tile) const {
 #pragma unroll 1

@@ -34,9 +34,9 @@ __device__ inline void load_query(const bf16* q, bool live, int head_dim, uint32
 
 // Scores of kTiles tiles of keys from row `first` on against kQueries tiles of queries, as dot products.
 template <int D, int kTiles, int kQueries>
-__device__ inline void dot_products(const char* k_tile, int first, const uint32_t (&q)[kQueries][D / 16][2],
+__device__ inline void dot_products(const MatrixAddress<D>& at_k, int first,
+                                    const uint32_t (&q)[kQueries][D / 16][2],
                                     float (&s)[kTiles][kQueries][4]) {
-  const auto at_k = MatrixAddress<D>::a(k_tile);
   attention::clear(s);
 #pragma unroll
   for (int k = 0; k < D / 16; ++k)

@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2) walk_kernel(const _
     if (active) {
       uint32_t w[kKeyTiles][kWarpQueries][2];
       float s[kKeyTiles][kWarpQueries][4], top[kWarpQueries][2], sum[kWarpQueries][4];
-      dot_products<D>(stage.k, 0, q, s);
+      dot_products<D>(MatrixAddress<D>::a(stage.k), 0, q, s);
       mask_and_scale(s, p.scale_log2, seen, first_key);
       tops_of(s, top);
 #pragma unroll
