@@ -50,9 +50,8 @@ struct RunLists {
     keys.clear();
 #pragma unroll
     for (int s = 0; s < kMaxQueryStreams; ++s) {
-      if (!asks[s]) continue;
-      if (seen[s].end > seen[s].begin)
-        keys.any = {min(keys.any.begin, seen[s].begin), max(keys.any.end, seen[s].end)};
+      if (!asks[s] || seen[s].end <= seen[s].begin) continue;
+      keys.any = {min(keys.any.begin, seen[s].begin), max(keys.any.end, seen[s].end)};
       keys.all = {max(keys.all.begin, seen[s].begin), min(keys.all.end, seen[s].end)};
     }
     return keys;
@@ -433,6 +432,13 @@ __device__ inline void widen(const uint4& x, float (&to)[kPiece]) {
 #pragma unroll
   for (int i = 0; i < kPiece; ++i)
     to[i] = __uint_as_float(i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xFFFF0000U);
+}
+
+// And back to 16 bytes of shared memory, rounded.
+__device__ inline void put_piece(bf16* to, const float (&x)[kPiece]) {
+  static_assert(kPiece == 8);
+  *reinterpret_cast<uint4*>(to) =
+      make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 
 }  // namespace sps::ops::decode

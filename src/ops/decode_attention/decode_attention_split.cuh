@@ -19,24 +19,27 @@ struct WarpShared {
 
 // Lives in the registers of a warp, whose lanes are together in every call. p may lie in any memory.
 //   SplitWarp warp(p, partials, shared);
-//   warp.start(share);            // asks for the first keys; reads nothing that this step writes
-//   tiles = warp.finish(ready);   // the rest
+//   warp.start(share);           // asks for the first keys; reads nothing that this step writes
+//   done = warp.finish(ready);   // the rest
 // ready(run, key_head) is called before rows of queries, keys and values of that run and head are read, for
 // each at least once. finish() returns how many tiles this warp has completed: over all warps, each of them
 // once. Global writes are issued then, without a fence. Between the two calls the thread must leave groups of
 // cp.async alone.
 //
 // Where warps meet otherwise than by what they have written to memory before they count themselves (`ready`
-// has a read()), a number that has not come is one that no sum is:
-//   read(wanted, from)   16 bytes, or zeros; read_pair(from): 8; row_has_come(x), sums_have_come(x),
-//                        pair_has_come(x): whether they were there; watch(): what counts looks at them
+// has a look()), a number that has not come is one that no sum is:
+//   read(wanted, from, x)       16 bytes, or x as it was
+//   read_pair(n, end, from, x)  8, or x as it was: if n < end
+//   look(most, x), have_come(most), rows_have_come(most)
+//                        what has been read, taken together from most = 0 on, and whether all of it was
+//                        there; watch(): what counts looks
 //   put(wanted, to, x)   two numbers of the result
 //   send(wanted, to, x)  a chunk's partial sums; who joins a query's waits for all of them, and says
-//                        forget(wanted, from) when they are there
-//   counts()             somebody asks how many tiles are complete. Else the warps that have a tile's last
-//                        chunks share out its queries.
+//                        forget(n, end, from) when they are there
 //   beside(to)           memory of this warp's own for sums that are not complete
 //   before_keys()        is called before keys are handed on
+// The warps that have a tile's last chunks share out its queries then, to join them, each from the last chunk
+// on, and finish() returns the number of queries that fell to this warp, of Partials::queries of every tile.
 template <int D, bool kTurns>
 class SplitWarp {
  public:
@@ -71,27 +74,36 @@ class SplitWarp {
   template <class Ready>
   __device__ int finish(Ready&& ready) {
     constexpr From kFrom = kTurns ? From::cached_or_zero : From::both;
-    int tiles = 0;
+    constexpr int kHalves = kMails<Ready> ? 2 : 1;  // of an item, that have code of their own
+    int done = 0;
     uint32_t q[1][D / 16][2];
 #pragma unroll 1
     for (bool first = true; count_ > 0; first = false) {
       item_ = cursor_.item(p_, partials_);
       meet_tile();
+      const int nth = item_.nth, of_tile = min(count_, item_.items - nth),
+                joins = item_.items - nth - of_tile;  // the first query of those
+      JoinPlace join;
+      if constexpr (kMails<Ready>)
+        if (joins < live_) join = join_place(joins);
+      ItemView seen = view();
       prepare(ready, q[0]);
       if (!kTurns && first) ask_for_step_rows();
-      const int nth = item_.nth, of_tile = min(count_, item_.items - nth);
 #pragma unroll 1
       for (int left = of_tile - 1; left >= 0; --left) {
-        item_.nth = cursor_.nth(), item_.set = cursor_.at().set, item_.chunk = cursor_.at().chunk;
+        if (left != of_tile - 1) {
+          item_.nth = cursor_.nth(), item_.set = cursor_.at().set, item_.chunk = cursor_.at().chunk;
+          seen = view();
+        }
         Chunk chunk;
-#pragma unroll 1
+#pragma unroll(kHalves)
         for (int half = 0; half < 2; ++half) {
           const bool values = half != 0;
           copy_async_wait_groups<1>();
           __syncwarp();
           if (item_.set >= 0) {
-            if constexpr (kTurns) place_own(item_.set, values);
-            values ? add_up(ready, item_.set, chunk) : weigh(item_.set, q, chunk);
+            if constexpr (kTurns) place_own(seen.own, values);
+            values ? add_up(ready, seen, chunk) : weigh(seen, q, chunk);
           }
           __syncwarp();  // they have been read
           if (left > 0) {
@@ -101,20 +113,20 @@ class SplitWarp {
           copy_async_group();
         }
       }
-      tiles += end_tile(ready, nth, of_tile);
+      done += end_tile(ready, nth, of_tile, join);
       count_ -= of_tile;
       if (count_ == 0) break;
       __syncwarp();  // what the tile left in shared memory has been read
       if (!cursor_.next_tile(p_, partials_, shared_.run)) cursor_.enter(p_, shared_.run);
       ask_item<kFrom>();
     }
-    return tiles;
+    return done;
   }
 
  private:
   template <class Ready>
   static constexpr bool kMails = requires(const Ready& ready) {
-    ready.read(true, nullptr);
+    ready.watch();
   };
 
   // Of the item that is worked on: largest scores, and weights below 1.
@@ -168,7 +180,9 @@ class SplitWarp {
   };
   __device__ QueryPlace query(int n) const {  // n < live, in the tile
     const int of_run = item_.first + n, stream = run().stream_of(p_, of_run);
-    return {stream, item_.key_head * p_.group + of_run % p_.group, run().row[stream]};
+    // The first stream's queries, if it asks, are one for each head of the group.
+    const int in_group = stream == 0 || run().first_asks == 0 ? of_run : of_run - p_.group;
+    return {stream, item_.key_head * p_.group + in_group, run().row[stream]};
   }
   __device__ const bf16* query_row(int n) const {
     const QueryPlace at = query(n);
@@ -203,9 +217,10 @@ class SplitWarp {
     const int n = lane_ / 4;
     const bool there = n < live_;
     if constexpr (kTurns) {
+      const int head_dim = p_.head_dim;
       turn_rows(ready);
       __syncwarp();
-      load_query<D, false>(shared_.query + n * Shared::kQueryRow, there, p_.head_dim, q);
+      load_query<D, false>(shared_.query + n * Shared::kQueryRow, there, head_dim, q);
     } else {
       ready(run().run, item_.key_head);
       load_query<D, true>(query_row(there ? n : 0), there, p_.head_dim, q);
@@ -235,21 +250,20 @@ class SplitWarp {
   __device__ __forceinline__ void fetch(const Ready& ready, Some&& some) const {
     if constexpr (kMails<Ready>) {
       // All are asked for before the first one is looked at.
-      const auto ask = [&](uint4& to, bool live, const bf16* from) {
-        to = ready.read(live, from);
-        return true;
-      };
-      const auto look = [&](uint4& to, bool, const bf16*) { return ready.row_has_come(to); };
+      const auto clear = [](uint4& to, bool, const bf16*) { to = make_uint4(0, 0, 0, 0); };
+      const auto ask = [&](uint4& to, bool live, const bf16* from) { ready.read(live, from, to); };
+      uint32_t most;
+      const auto look = [&](uint4& to, bool, const bf16*) { most = ready.look(most, to); };
       auto watch = ready.watch();
+      some(clear);
       do {
         some(ask);
+        most = 0;
+        some(look);
         watch.look();
-      } while (__any_sync(~0U, int(!some(look))) != 0);
+      } while (__any_sync(~0U, int(!ready.rows_have_come(most))) != 0);
     } else {
-      some([](uint4& to, bool live, const bf16* from) {
-        to = load_fresh(live, from);
-        return true;
-      });
+      some([](uint4& to, bool live, const bf16* from) { to = load_fresh(live, from); });
     }
   }
 
@@ -257,14 +271,28 @@ class SplitWarp {
   template <class Ready>
   __device__ void turn_rows(Ready&& ready);
 
-  // Puts this step's key, or value, into its row of the chunk, if it is in it and somebody sees it.
-  __device__ void place_own(int set, bool values) {
-    const int position = run().begin[p_.set[set].stream];
-    if ((run().own >> set & 1) == 0 || !run().sets[set].within(item_.chunk).has(position)) return;
+  // What the lists say of the item that is worked on.
+  struct ItemView {
+    int own = -1;        // the row of this step's key, if it is in the chunk and somebody sees it
+    bool mixed = false;  // not all queries see the same of its keys
+    bool all = false;    // all queries see all keys
+  };
+  __device__ ItemView view() const {
+    ItemView view;
+    if (item_.set < 0) return view;
+    const SetKeys& keys = run().sets[item_.set];
+    const int position = run().begin[p_.set[item_.set].stream];
+    if ((run().own >> item_.set & 1) != 0 && keys.within(item_.chunk).has(position))
+      view.own = position % kChunk;
+    view.mixed = keys.mixed(item_.chunk), view.all = keys.all.covers(item_.chunk * kChunk, kChunk);
+    return view;
+  }
+  // Puts this step's key, or value, into its row of the chunk.
+  __device__ void place_own(int row, bool values) {
+    if (row < 0) return;
     if (lane_ < D / 8)
-      *reinterpret_cast<uint4*>((values ? shared_.v : shared_.k) +
-                                attention::chunk_offset<D>(position % kChunk, lane_)) =
-          *reinterpret_cast<const uint4*>(&shared_.own[set][int(values)][8 * lane_]);
+      *reinterpret_cast<uint4*>((values ? shared_.v : shared_.k) + attention::chunk_offset<D>(row, lane_)) =
+          *reinterpret_cast<const uint4*>(&shared_.own[item_.set][int(values)][8 * lane_]);
     __syncwarp();
   }
 
@@ -274,16 +302,16 @@ class SplitWarp {
     for (int e = 0; e < 2; ++e) seen[0][e] = stream_[e] >= 0 ? run().seen[set][stream_[e]] : Interval{0, 0};
   }
   // What the keys are worth to the queries.
-  __device__ void weigh(int set, const uint32_t (&q)[1][D / 16][2], Chunk& c) const {
-    const int first_key = item_.chunk * kChunk;
+  __device__ void weigh(const ItemView& view, const uint32_t (&q)[1][D / 16][2], Chunk& c) const {
+    const float scale = p_.scale_log2;
     float s[kKeyTiles][1][4];
     dot_products<D>(shared_.k, 0, q, s);
-    if (run().sets[set].all.covers(first_key, kChunk)) {
-      scale_scores(s, p_.scale_log2);  // columns without a query give what nobody reads
+    if (view.all) {
+      scale_scores(s, scale);  // columns without a query give what nobody reads
     } else {
       Interval seen[1][2];
-      seen_by_lane(set, seen);
-      mask_and_scale(s, p_.scale_log2, seen, first_key);
+      seen_by_lane(item_.set, seen);
+      mask_and_scale(s, scale, seen, item_.chunk * kChunk);
     }
     tops_of(s, c.top);
     const float base[2] = {base_of(c.top[0][0]), base_of(c.top[0][1])};
@@ -292,23 +320,23 @@ class SplitWarp {
   }
   // Softmax and sums of the chunk: its part of the tile's partials.
   template <class Ready>
-  __device__ void add_up(const Ready& ready, int set, const Chunk& c) {
-    const int nth = item_.nth;
+  __device__ void add_up(const Ready& ready, const ItemView& view, const Chunk& c) {
+    const int nth = item_.nth, set = item_.set, head_dim = p_.head_dim, items = partials_.items;
     float sum[1][4];
-    const bool dirty = run().sets[set].mixed(item_.chunk) && has_nonfinite(shared_.v);
+    const bool dirty = view.mixed && has_nonfinite(shared_.v);
     if (dirty) clean(shared_.v);
     sums_of_weights(c.w, sum);
     float* sums[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const bool wanted = lane_ < 4 && stream_[e] >= 0;
-      float2* const to = &softmax_[nth + e * partials_.items];
+      float2* const to = &softmax_[nth + e * items];
       const float2 x = make_float2(c.top[0][e], sum[0][e]);
       if constexpr (kMails<Ready>)
         ready.send(wanted, to, x);
       else if (wanted)
         *to = x;
-      sums[e] = sums_ + (nth + e * partials_.items) * D;
+      sums[e] = sums_ + (nth + e * items) * D;
     }
     const auto at_v = MatrixAddress<D>::b(shared_.v);
     // Mail is sent when all sums are made: its instructions keep their places.
@@ -322,7 +350,7 @@ class SplitWarp {
 #pragma unroll
         for (int i = 0; i < 4 * kAtOnce; ++i) {
           const int d = 16 * (block + 1 - kAtOnce) + 8 * (i / 2), e = i % 2;
-          f(stream_[e] >= 0 && d < p_.head_dim, sums[e] + d, all[i / 4][0][i % 4]);
+          f(stream_[e] >= 0 && d < head_dim, sums[e] + d, all[i / 4][0][i % 4]);
         }
       };
       const auto put = [](bool wanted, float* to, float x) {
@@ -396,13 +424,26 @@ class SplitWarp {
   }
 
   // decode_attention_join.cuh
+  // Of a query, for this lane: what chunks leave, and where its row goes.
+  struct JoinPlace {
+    const float2* softmax = nullptr;
+    const float* sums = nullptr;
+    bf16* o = nullptr;
+    bool sees = false;  // something of the first chunks' lane-th
+  };
   template <class Ready>
-  __device__ int end_tile(Ready& ready, int nth, int of_tile);
+  __device__ int end_tile(Ready& ready, int nth, int of_tile, JoinPlace& first);
   __device__ bool is_last(int in_tile) const;
+  __device__ bool touches(int query, int first) const;
+  __device__ JoinPlace join_place(int query) const;
+  __device__ __forceinline__ float4 chunk_factors(Softmax& state, float2 fresh, bool touches) const;
+  template <int kPairs>
+  __device__ __forceinline__ static void add_chunk(const float4& of_chunk, const float2 (&x)[kPairs],
+                                                   float& weights, float (&total)[kPairs][2]);
+  __device__ __forceinline__ static uint32_t row_pair(const float (&total)[2], float share);
   template <class Ready>
-  __device__ __forceinline__ float2 take(const Ready& ready, int query, int first, int here) const;
-  template <class Ready>
-  __device__ __forceinline__ void join_chunks(const Ready& ready, int query, int end);
+  __device__ __forceinline__ void join_mail(const Ready& ready, const JoinPlace& at, int query);
+  __device__ __forceinline__ void join_chunks(int query, int end);
 
   // Hands this step's keys on: turned to who reads them later in the step, and to their caches. When all of
   // the tile's chunks are done everybody has read what they overwrite in a ring.

@@ -19,7 +19,11 @@ __device__ void SplitWarp<D, kTurns>::turn_rows(Ready&& ready) {
   for (int set = 0; set < kMaxKeySets; ++set)
     if ((run().own >> set & 1) != 0 && p_.set[set].turned != nullptr) turning |= 1 << set;
   const Rotation& r = p_.rotation;
-  const rope::Unit<kPiece> unit({0, p_.heads, p_.head_dim, r.pairs, r.adjacent}, lane);
+  // What stands in p comes before the rows do.
+  const bool norms = r.norm, adjacent = r.adjacent;
+  const int head_dim = p_.head_dim;
+  const float eps = r.eps;
+  const rope::Unit<kPiece> unit({0, p_.heads, head_dim, r.pairs, adjacent}, lane);
   // Rows that stay as they are: values, and keys that have been turned already.
   const int copied = lane_ >> kLog;
   const bool copies = (run().own >> copied & 1) != 0, copies_keys = copies && (turning >> copied & 1) == 0;
@@ -28,35 +32,35 @@ __device__ void SplitWarp<D, kTurns>::turn_rows(Ready&& ready) {
   for (int first = 0; first == 0 || first < live + __popc(turning); first += kRows) {
     const int vector = first + (lane_ >> kLog), set = vector < live ? -1 : nth_set(turning, vector - live);
     const bool is_query = vector < live, on = (is_query || set >= 0) && lane < r.units,
-               second = on && unit.second < p_.head_dim;
+               second = on && unit.second < head_dim;
     const int stream = is_query ? query(vector).stream : set >= 0 ? p_.set[set].stream : 0;
     const rope::Turn<kPiece> turn(Rows<const float>{r.cos, r.cos_stride},
                                   Rows<const float>{r.sin, r.sin_stride}, 1, run().begin[stream], unit, on);
     float gains[2][kPiece], v[2][kPiece];
     uint4 fresh[2];
-    if (r.norm)
-      rope::load_unit(is_query ? p_.stream[stream].gain : p_.set[max(set, 0)].gain, unit, p_.head_dim, on,
+    if (norms)
+      rope::load_unit(is_query ? p_.stream[stream].gain : p_.set[max(set, 0)].gain, unit, head_dim, on,
                       gains);
     const bf16* const from = !on ? nullptr : is_query ? query_row(vector) : own_row(false, set);
+    bf16* const to = is_query ? shared_.query + vector * Shared::kQueryRow : shared_.own[max(set, 0)][0];
     if (first == 0) {
       const bf16* const own_keys = copies_keys ? own_row(false, copied) : nullptr;
       const bf16* const own_values = copies ? own_row(true, copied) : nullptr;
       ready(run().run, item_.key_head);
       fetch(ready, [&](auto&& load) {
-        bool come = true;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int column = (lane + (half << kLog)) * kPiece;
-          come &= load(kept[0][half], copies_keys && column < p_.head_dim, own_keys + column);
-          come &= load(kept[1][half], copies && column < p_.head_dim, own_values + column);
+          load(kept[0][half], copies_keys && column < head_dim, own_keys + column);
+          load(kept[1][half], copies && column < head_dim, own_values + column);
         }
-        come &= load(fresh[0], on, from + unit.first);
-        return load(fresh[1], second, from + unit.second) && come;
+        load(fresh[0], on, from + unit.first);
+        load(fresh[1], second, from + unit.second);
       });
     } else {
       fetch(ready, [&](auto&& load) {
-        const bool come = load(fresh[0], on, from + unit.first);
-        return load(fresh[1], second, from + unit.second) && come;
+        load(fresh[0], on, from + unit.first);
+        load(fresh[1], second, from + unit.second);
       });
     }
     if (first == 0 && copies)
@@ -65,16 +69,15 @@ __device__ void SplitWarp<D, kTurns>::turn_rows(Ready&& ready) {
         const int column = (lane + (half << kLog)) * kPiece;
         if (column >= D) continue;
         *reinterpret_cast<uint4*>(&shared_.own[copied][1][column]) = kept[1][half];
-        if (copies_keys || column >= p_.head_dim)
+        if (copies_keys || column >= head_dim)
           *reinterpret_cast<uint4*>(&shared_.own[copied][0][column]) = kept[0][half];
       }
     widen(fresh[0], v[0]);
     widen(fresh[1], v[1]);
-    if (r.norm) rope::scale_unit(v, rope::norm_factor(v, kLog, p_.head_dim, r.eps), gains);
-    r.adjacent ? turn.template apply<false>(v) : turn.template apply<true>(v);
-    if (on)
-      rope::store_unit(is_query ? shared_.query + vector * Shared::kQueryRow : shared_.own[set][0], unit,
-                       p_.head_dim, v);
+    if (norms) rope::scale_unit(v, rope::norm_factor(v, kLog, head_dim, eps), gains);
+    adjacent ? turn.template apply<false>(v) : turn.template apply<true>(v);
+    if (on) put_piece(to + unit.first, v[0]);
+    if (second) put_piece(to + unit.second, v[1]);
   }
 }
 

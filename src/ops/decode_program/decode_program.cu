@@ -110,7 +110,7 @@ class List final : public GpuList {
     if (stages_ == most_ || p.runs == 0) return false;
     const decode::Partials partials = decode::partials_of(ex_, p);
     const int64_t items = int64_t{partials.count} * p.most_items;
-    if (items > INT32_MAX) return false;
+    if (items > INT32_MAX || int64_t{partials.count} * partials.queries > INT32_MAX) return false;
     int dim = 0, warps = 0;
     with_head_dim(p.head_dim, [&]<int D>() {
       const int most = std::min(kMostAttentionWarps, kMostAttention / std::max(attention_bytes<D>(1), 1));
@@ -122,7 +122,7 @@ class List final : public GpuList {
     s.attends = true;
     Record record;
     record.stage = s, record.attention = p, record.partials = partials;
-    push(record, {std::move(reads), std::move(writes)}, partials.count);
+    push(record, {std::move(reads), std::move(writes)}, partials.count * partials.queries);
     return true;
   }
 

@@ -23,30 +23,26 @@ struct Meeting {
     waited = true;
   }
   __device__ void before_keys() const { await_stages(program, stage.late); }
-  __device__ bool counts() const { return stage.arrives; }
   __device__ static Watchdog watch() { return {}; }
-  __device__ uint4 read(bool wanted, const void* from) const {
-    uint4 x = make_uint4(0, 0, 0, 0);
-    read_mail_if(wanted, from, x);
-    return x;
+  __device__ static void read(bool wanted, const void* from, uint4& x) { read_mail_if(wanted, from, x); }
+  __device__ static void read_pair(int n, int end, const void* from, float2& x) {
+    read_mail_below(n, end, from, x);
   }
-  __device__ float2 read_pair(const void* from) const { return read_mail_pair(from); }
-  __device__ bool row_has_come(const uint4& x) const { return !rows || has_come<bf16>(x); }
-  __device__ bool sums_have_come(const uint4& x) const { return has_come<float>(x); }
-  __device__ bool pair_has_come(float2 x) const {
-    return max(__float_as_uint(x.x), __float_as_uint(x.y)) != kNoNumber;
+  // Of rows most is the largest of two bf16 each, of sums of single numbers.
+  __device__ static uint32_t look(uint32_t most, const uint4& x) { return most_halves(most, x); }
+  __device__ static uint32_t look(uint32_t most, float2 x) {
+    return max(max(most, __float_as_uint(x.x)), __float_as_uint(x.y));
   }
+  __device__ bool rows_have_come(uint32_t most) const { return !rows || no_half_missing(most); }
+  __device__ static bool have_come(uint32_t most) { return most != kNoNumber; }
   __device__ void send(bool wanted, float* to, float x) const {
     write_mail_if(wanted, to, __float_as_uint(x));
   }
   __device__ void send(bool wanted, float2* to, float2 x) const {
     write_mail_if(wanted, to, make_uint2(__float_as_uint(x.x), __float_as_uint(x.y)));
   }
-  __device__ void forget(bool wanted, const float2* at) const {
-    write_mail_if(wanted, const_cast<float2*>(at), make_uint2(kNoNumber, kNoNumber));
-  }
-  __device__ void forget(bool wanted, const uint4* at) const {
-    write_mail_if(wanted, const_cast<uint4*>(at), make_uint4(kNoNumber, kNoNumber, kNoNumber, kNoNumber));
+  __device__ static void forget(int n, int end, const float2* at) {
+    write_mail_below(n, end, const_cast<float2*>(at), make_uint2(kNoNumber, kNoNumber));
   }
   __device__ float* beside(float* sums) const { return sums + partials; }
   __device__ void put(bool wanted, bf16* to, uint32_t x) const {
@@ -103,9 +99,9 @@ __device__ __forceinline__ void attend(const Rest& rest, AttentionWarp<D>& mine,
 #pragma unroll
     for (int i = 0; i < kMaxKeySets; ++i)
       meeting.rows |= mine.record.mail.k[i] >= 0 || mine.record.mail.v[i] >= 0;
-    const int tiles = split.finish(meeting);
+    const int queries = split.finish(meeting);
     __syncwarp();
-    if (tiles > 0 && s.arrives && lane == 0) arrive(counter(program, n), unsigned(tiles));
+    if (queries > 0 && s.arrives && lane == 0) arrive(counter(program, n), unsigned(queries));
   }
 }
 

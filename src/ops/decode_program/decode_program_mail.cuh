@@ -37,14 +37,20 @@ __device__ __forceinline__ void read_mail_if(bool wanted, const void* from, uint
       : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
       : "l"(from), "r"(uint32_t(wanted)));
 }
+// The same where n is below `end`, of many whose conditions would fill the registers for them.
+__device__ __forceinline__ void read_mail_below(int n, int end, const void* from, float2& x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.lt.s32 wanted, %3, %4;\n"
+      "@wanted ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];\n"
+      "}\n"
+      : "+f"(x.x), "+f"(x.y)
+      : "l"(from), "r"(n), "r"(end));
+}
 __device__ __forceinline__ uint32_t read_mail_float(const void* from) {
   uint32_t x;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-  return x;
-}
-__device__ __forceinline__ float2 read_mail_pair(const void* from) {
-  float2 x;
-  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
   return x;
 }
 __device__ __forceinline__ void write_mail(void* to, uint32_t x) {
@@ -72,21 +78,27 @@ __device__ __forceinline__ void write_mail_if(bool wanted, void* to, const uint2
       "}\n" ::"l"(to),
       "r"(x.x), "r"(x.y), "r"(unsigned(wanted)));
 }
-__device__ __forceinline__ void write_mail_if(bool wanted, void* to, const uint4& x) {
+__device__ __forceinline__ void write_mail_below(int n, int end, void* to, const uint2& x) {
   asm volatile(
       "{\n"
       ".reg .pred wanted;\n"
-      "setp.ne.u32 wanted, %5, 0;\n"
-      "@wanted st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};\n"
+      "setp.lt.s32 wanted, %3, %4;\n"
+      "@wanted st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};\n"
       "}\n" ::"l"(to),
-      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(unsigned(wanted)));
+      "r"(x.x), "r"(x.y), "r"(n), "r"(end));
+}
+// The larger of what stands in each half, here and in `most`; no half is missing that is not all ones.
+__device__ __forceinline__ uint32_t most_halves(uint32_t most, const uint4& x) {
+  return __vimax3_u16x2(__vimax3_u16x2(x.x, x.y, x.z), x.w, most);
+}
+__device__ __forceinline__ bool no_half_missing(uint32_t most) {
+  constexpr uint32_t kHalfWord = 0xFFFF;
+  return (most & kHalfWord) != kHalfWord && most >> 16 != kHalfWord;
 }
 template <class T>
 __device__ __forceinline__ bool has_come(const uint4& x) {
   if constexpr (sizeof(T) == sizeof(float)) return max(max(x.x, x.y), max(x.z, x.w)) != kNoNumber;
-  constexpr uint32_t kHalfWord = 0xFFFF;
-  const uint32_t most = __vimax3_u16x2(__vimax3_u16x2(x.x, x.y, x.z), x.w, 0);
-  return (most & kHalfWord) != kHalfWord && most >> 16 != kHalfWord;
+  return no_half_missing(most_halves(0, x));
 }
 
 __device__ __forceinline__ void await_stage(const unsigned* counter, unsigned arrivals) {
