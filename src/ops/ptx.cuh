@@ -138,17 +138,13 @@ __device__ inline void store_to_block(uint64_t* p, unsigned rank, uint64_t x) {
   if (rank == 0) *p = x;
 #endif
 }
-// 16 bytes, aligned.
-__device__ inline uint4 load_from_block(const uint32_t* p, unsigned rank) {
+__device__ inline uint32_t load_from_block(const uint32_t* p, unsigned rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  uint4 x;
-  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(block_address(p, rank))
-               : "memory");
+  uint32_t x;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(block_address(p, rank)) : "memory");
   return x;
 #else
-  return *reinterpret_cast<const uint4*>(p);
+  return *p;
 #endif
 }
 

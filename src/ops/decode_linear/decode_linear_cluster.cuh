@@ -20,14 +20,17 @@
 
 namespace sps::ops::decode_product {
 
-constexpr int kTileFeatures = 16;  // rows of w: SwiGLU's are eight gates and their eight partners
-constexpr int kStageBytes = kTileFeatures * kChunkBytes;
+// What is multiplied together is a set of features (rows of w; SwiGLU's are eight gates and their eight
+// partners). A tile has one set, or two: these share what is read of x, and their sums travel together.
+constexpr int kSetFeatures = 16;
+constexpr int kSetBytes = kSetFeatures * kChunkBytes;  // of a stage
 constexpr int kBarrierBytes = int(sizeof(uint64_t));
 
 // How a product is shared out inside a block; depends on shapes and the GPU alone, and changes no bit.
 struct ClusterPlan {
   int tile_warps = 0;  // have tiles
   int depth = 0;       // stages of each of them
+  int early = 0;       // as many are asked for before x is there
   int turns = 0;       // tiles of each of them
 };
 
@@ -42,52 +45,60 @@ __device__ __forceinline__ int place_in_chunk(int row, int byte) {
   return row * kChunkBytes + (byte ^ (row & 7) * kVectorBytes);
 }
 
-// What a lane multiplies of half a chunk of a tile and of kRows rows of x.
-template <int kRows>
+// What a lane multiplies of half a chunk of a tile and of kRows rows of x. In a stage SwiGLU's gates lie
+// before all of their partners.
+template <int kRows, int kSets, bool kSwiglu>
 struct HalfChunk {
-  static constexpr int kTiles = kRows / 8;
-  uint32_t low[4], high[4];
+  static constexpr int kTiles = kRows / 8, kEight = kSetBytes / 2;
+  static constexpr int kNextSet = kSwiglu ? kEight : kSetBytes, kPartner = kSwiglu ? kSets * kEight : kEight;
+  uint32_t low[kSets][4], high[kSets][4];
   uint4 x[kTiles];
 
   // zero: 0, which the compiler does not know; in a register.
   __device__ __forceinline__ void load(const unsigned char* w, const unsigned char* x_chunk, int half,
                                        int lane, uint32_t zero) {
     const int at = place_in_chunk(row_of(lane), half * kHalf + lane % 4 * kVectorBytes);
-    const uint4 a = *reinterpret_cast<const uint4*>(w + at),
-                b = *reinterpret_cast<const uint4*>(w + at + kStageBytes / 2);
-    // A left operand is four registers side by side, of two loads. Of mere copies the compiler makes new ones
-    // for every product.
-    low[0] = a.x ^ zero, low[1] = b.x ^ zero, low[2] = a.y ^ zero, low[3] = b.y ^ zero;
-    high[0] = a.z ^ zero, high[1] = b.z ^ zero, high[2] = a.w ^ zero, high[3] = b.w ^ zero;
+#pragma unroll
+    for (int s = 0; s < kSets; ++s) {
+      const uint4 a = *reinterpret_cast<const uint4*>(w + at + s * kNextSet),
+                  b = *reinterpret_cast<const uint4*>(w + at + s * kNextSet + kPartner);
+      // A left operand is four registers side by side, of two loads. Of mere copies the compiler makes new
+      // ones for every product.
+      low[s][0] = a.x ^ zero, low[s][1] = b.x ^ zero, low[s][2] = a.y ^ zero, low[s][3] = b.y ^ zero;
+      high[s][0] = a.z ^ zero, high[s][1] = b.z ^ zero, high[s][2] = a.w ^ zero, high[s][3] = b.w ^ zero;
+    }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
       x[i] = *reinterpret_cast<const uint4*>(x_chunk + at + 8 * i * kChunkBytes);
   }
 };
 
-// The sums of a tile and of kRows rows of x. With t = lane % 4, of sum[i][s]
-//   number 0, 1   belong to feature row_of(lane) and rows 8 i + t and 8 i + t + 4
+// The sums of a tile and of kRows rows of x. With t = lane % 4, of sum[set][i][s]
+//   number 0, 1   belong to the set's feature row_of(lane) and rows 8 i + t and 8 i + t + 4
 //   number 2, 3   to the feature eight further and the same rows
 // s = 0 and 1 make one sum.
-template <int kRows>
+template <int kRows, int kSets>
 struct TileSums {
   static_assert(kRows % 8 == 0);
   static constexpr int kTiles = kRows / 8;
-  float sum[kTiles][2][4] = {};
+  float sum[kSets][kTiles][2][4] = {};
 
-  __device__ __forceinline__ void add(const HalfChunk<kRows>& c) {
+  template <bool kSwiglu>
+  __device__ __forceinline__ void add(const HalfChunk<kRows, kSets, kSwiglu>& c) {
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      multiply_add(sum[i][0], c.low, c.x[i].x, c.x[i].y);
-      multiply_add(sum[i][1], c.high, c.x[i].z, c.x[i].w);
-    }
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+      for (int s = 0; s < kSets; ++s) {
+        multiply_add(sum[s][i][0], c.low[s], c.x[i].x, c.x[i].y);
+        multiply_add(sum[s][i][1], c.high[s], c.x[i].z, c.x[i].w);
+      }
   }
-  __device__ __forceinline__ float of(int i, int number) const {
-    return sum[i][0][number] + sum[i][1][number];
+  __device__ __forceinline__ float of(int set, int i, int number) const {
+    return sum[set][i][0][number] + sum[set][i][1][number];
   }
 };
 
-template <int kRows>
+template <int kRows, int kSets>
 struct ClusterShape {
   static constexpr int kWarps = kRows <= 16 ? 10 : 8, kThreads = kWarps * kWarp;
 
@@ -96,9 +107,9 @@ struct ClusterShape {
   int ring, x, sums, gain, squares;
 
   __host__ __device__ ClusterShape(const Product<bf16>& p, const ClusterPlan& plan)
-      : ring(plan.tile_warps * plan.depth * kStageBytes),
+      : ring(plan.tile_warps * plan.depth * kSets * kSetBytes),
         x(p.part_chunks * kRows * kChunkBytes),
-        sums(kRows * plan.tile_warps * kTileFeatures * int(sizeof(float))),
+        sums(kRows * plan.tile_warps * kSets * kSetFeatures * int(sizeof(float))),
         gain(p.gain != nullptr ? p.part_chunks * kChunk<bf16> * int(sizeof(float)) : 0),
         squares(p.gain != nullptr ? kRows * int(sizeof(float2)) : 0) {}
   __host__ __device__ int bytes(const ClusterPlan& plan) const {
@@ -108,12 +119,12 @@ struct ClusterShape {
 
 // This block's part of rows to be normed, multiplied by its part of the gain; their squares go to the blocks
 // that end the rows, twice each, where squares[part][row / kParts] arrive.
-template <int kRows, int kParts>
+template <int kRows, int kParts, int kWarps>
 __device__ __forceinline__ void gain_rows(const Product<bf16>& p, unsigned char* x_rows, const float* gain,
                                           float2* squares, uint64_t* arrived, bool sends) {
   // Rows; fours of a lane; columns of a warp.
   constexpr int kAtOnce = kRows <= 16 ? 2 : 4, kKept = 4, kStep = 4 * kWarp;
-  constexpr int kWarps = ClusterShape<kRows>::kWarps, kColumns = kChunk<bf16>;
+  constexpr int kColumns = kChunk<bf16>;
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp, part = int(cluster_rank());
   const int first_k = part * p.part_chunks * kColumns, columns = min(p.k - first_k, p.part_chunks * kColumns);
 #pragma unroll 1
@@ -170,14 +181,15 @@ __device__ __forceinline__ void gain_rows(const Product<bf16>& p, unsigned char*
   }
 }
 
-template <int kRows, int kParts, bool kSwiglu>
-__global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
+template <int kRows, int kParts, bool kSwiglu, int kSets>
+__global__ void __launch_bounds__(ClusterShape<kRows, kSets>::kThreads, 2)
     cluster_kernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,
                    const Product<bf16> p, const ClusterPlan plan) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  using Shape = ClusterShape<kRows>;
-  constexpr int kThreads = Shape::kThreads, kWarps = Shape::kWarps;
-  constexpr int kColumns = kSwiglu ? kTileFeatures / 2 : kTileFeatures;  // of a tile's results
+  using Shape = ClusterShape<kRows, kSets>;
+  constexpr int kWarps = Shape::kWarps;  // where rows are normed; else there are a tile's warps, and one
+  constexpr int kStageBytes = kSets * kSetBytes;
+  constexpr int kSetColumns = kSwiglu ? kSetFeatures / 2 : kSetFeatures, kColumns = kSets * kSetColumns;
   let_next_start();
 
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -208,7 +220,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
   // Rows are sent eight by eight: of each feature pair a part's warp sends two numbers a row.
   const int row_tiles = (p.rows + 7) / 8;
   constexpr int kUnit = kParts == 4 ? 4 : 2;  // numbers that a lane sends a block of eight rows
-  const uint32_t sums_bytes = uint32_t(kParts * row_tiles * 8 * kUnit) * uint32_t(sizeof(float));
+  const uint32_t sums_bytes = uint32_t(kSets * kParts * row_tiles * 8 * kUnit) * uint32_t(sizeof(float));
 
   int ask_tile = warp < plan.tile_warps ? first_tile + warp : end_tile, ask_chunk = 0;
   const auto ask = [&](int slot) {  // by all lanes
@@ -234,7 +246,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
     }
     __syncwarp();
     hopper::fence_async_shared();
-    for (int slot = 0; slot < plan.depth; ++slot) ask(slot);
+    for (int slot = 0; slot < plan.early; ++slot) ask(slot);
   }
   if (lane == 0 && warp < plan.tile_warps) {
     if (first_tile + warp < end_tile) hopper::barrier_expect(shared_address(sums_full), sums_bytes);
@@ -245,12 +257,12 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
                              uint32_t(ended * kParts) * uint32_t(sizeof(float2)));
     }
   }
-  const bool brings_x = p.gain == nullptr && tid == kThreads - kWarp;
+  const bool brings_x = p.gain == nullptr && tid == int(blockDim.x) - kWarp;
   if (brings_x) hopper::prefetch_map(&x_map);
   __syncwarp();
   cluster_arrive_relaxed();
   if (p.gain != nullptr) {
-    for (int c = 4 * tid; c < min(p.k - first_k, p.part_chunks * kChunk<bf16>); c += 4 * kThreads)
+    for (int c = 4 * tid; c < min(p.k - first_k, p.part_chunks * kChunk<bf16>); c += 4 * Shape::kThreads)
       copy_async_16(gain + c, p.gain + first_k + c, true);
     // Behind the end of k.
     for (int r = warp; r < kRows; r += kWarps)
@@ -274,19 +286,20 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
 #pragma unroll
       for (int j = 0; j < kEachRows; ++j) {
         const int row = unit / 8 * 8 + part + j * kParts;
-        if (row < rows) f(n, j, row, feature);
+        if (row < rows) f(n, j, row, feature);  // of the tile's first set
       }
     }
   };
   // What sums are added to; it comes while they are made, if there are registers for it.
   constexpr bool kEarly = kRows <= 32;
-  float old[kEnds][kEachRows][2];
+  float old[kSets][kEnds][kEachRows][2];
   const auto ask_old = [&](int tile) {
     if (!kSwiglu && p.end == DecodeEnd::add && warp < plan.tile_warps && tile < end_tile)
       each_result(tile, p.rows, [&](int n, int j, int row, int feature) {
         const float* const from = static_cast<const float*>(p.y) + row * p.y_stride;
-        for (int h = 0; h < 2; ++h)
-          if (feature + 8 * h < p.outputs) old[n][j][h] = __ldcg(from + feature + 8 * h);
+#pragma unroll
+        for (int h = 0; h < 2 * kSets; ++h)
+          if (feature + 8 * h < p.outputs) old[h / 2][n][j][h % 2] = __ldcg(from + feature + 8 * h);
       });
   };
 
@@ -307,7 +320,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
       wait_for_previous();
     }
     if (p.gain != nullptr) {
-      gain_rows<kRows, kParts>(p, x_rows, gain, squares, squares_full, counts());
+      gain_rows<kRows, kParts, kWarps>(p, x_rows, gain, squares, squares_full, counts());
       __syncthreads();
     } else if (brings_x && counts()) {
       for (int chunk = 0; chunk < p.part_chunks; ++chunk)
@@ -320,23 +333,26 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
     uint32_t parity = 0;
     // The first tile's weights that are on their way; not one by one between products.
     if (counts() && warp < plan.tile_warps && first_tile + warp < end_tile)
-      for (int chunk = 0; chunk < min(plan.depth, part_chunks); ++chunk)
+      for (int chunk = 0; chunk < min(plan.early, part_chunks); ++chunk)
         hopper::barrier_wait(stage_full(chunk), 0);
     if (counts() && p.gain == nullptr &&
         (warp == 0 || (warp < plan.tile_warps && first_tile + warp < end_tile)))
       hopper::barrier_wait(shared_address(x_full), 0);
+    // What is asked for now holds up nobody's x.
+    if (counts() && warp < plan.tile_warps)
+      for (int later = plan.early; later < plan.depth; ++later) ask(later);
     float scale[kEnds][kEachRows];
 #pragma unroll 1
     for (int turn = 0; turn < (counts() ? plan.turns : 1); ++turn) {
       const int tile = first_tile + turn * plan.tile_warps + warp;
       if (warp >= plan.tile_warps || tile >= end_tile) break;
-      TileSums<kRows> own;
+      TileSums<kRows, kSets> own;
       const auto x_chunk = [&](int chunk) { return x_rows + chunk * (kRows * kChunkBytes); };
-      if constexpr (kRows <= 32) {
+      if constexpr (kSets == 1 && kRows <= 32) {
         // Half a chunk is loaded while the one before is multiplied.
-        HalfChunk<kRows> first, second;
+        HalfChunk<kRows, kSets, kSwiglu> first, second;
         const auto wait = [&](int chunk) {
-          if (counts() && (turn > 0 || chunk >= plan.depth)) hopper::barrier_wait(stage_full(slot), parity);
+          if (counts() && (turn > 0 || chunk >= plan.early)) hopper::barrier_wait(stage_full(slot), parity);
         };
         wait(0);
         first.load(stage(slot), x_rows, 0, lane, zero);
@@ -354,7 +370,7 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
           if (counts()) ask(done);
         }
       } else {
-        HalfChunk<kRows> half;
+        HalfChunk<kRows, kSets, kSwiglu> half;
         for (int chunk = 0; chunk < (counts() ? part_chunks : 1); ++chunk) {
           if (counts()) hopper::barrier_wait(stage_full(slot), parity);
           half.load(stage(slot), x_chunk(chunk), 0, lane, zero);
@@ -368,7 +384,8 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
       }
 
       const int me = hopper::in_place(lane);
-      float* const room = sums + warp * (kRows * kTileFeatures);
+      constexpr int kSetRoom = kRows * kSetFeatures;
+      float* const room = sums + warp * (kSets * kSetRoom);
       if (turn > 0) hopper::barrier_wait(shared_address(sums_free), uint32_t(turn - 1) & 1);
 #pragma unroll
       for (int j = 0; j < 4 / kUnit; ++j) {  // the two rows of a lane go to one block, or to one each
@@ -377,11 +394,14 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
                        full = block_address(sums_full, block);
         for (int i = 0; i < kRows / 8; ++i) {
           if (8 * i >= (counts() ? p.rows : 0)) break;
-          const uint32_t at = to + uint32_t(i * 8 * kUnit) * uint32_t(sizeof(float));
-          if constexpr (kUnit == 4)
-            hopper::send(at, full, own.of(i, 0), own.of(i, 2), own.of(i, 1), own.of(i, 3));
-          else
-            hopper::send(at, full, own.of(i, j), own.of(i, 2 + j));
+#pragma unroll
+          for (int s = 0; s < kSets; ++s) {
+            const uint32_t at = to + uint32_t(s * kSetRoom + i * 8 * kUnit) * uint32_t(sizeof(float));
+            if constexpr (kUnit == 4)
+              hopper::send(at, full, own.of(s, i, 0), own.of(s, i, 2), own.of(s, i, 1), own.of(s, i, 3));
+            else
+              hopper::send(at, full, own.of(s, i, j), own.of(s, i, 2 + j));
+          }
         }
       }
       if (turn == 0) {  // while they are on their way
@@ -401,38 +421,44 @@ __global__ void __launch_bounds__(ClusterShape<kRows>::kThreads, 2)
       if (again && lane == 0) hopper::barrier_expect(shared_address(sums_full), sums_bytes);
 
       // The parts of a sum, in order.
-      float total[kEnds][kUnit] = {};
+      float total[kSets][kEnds][kUnit] = {};
 #pragma unroll
       for (int n = 0; n < kEnds; ++n)
         if (me + n * kWarp < row_tiles * 8)
 #pragma unroll
-          for (int from = 0; from < kParts; ++from) {
-            const auto sum = *reinterpret_cast<const Pack<float, kUnit>*>(
-                room + (from * row_tiles * 8 + me + n * kWarp) * kUnit);
+          for (int s = 0; s < kSets; ++s)
 #pragma unroll
-            for (int i = 0; i < kUnit; ++i) total[n][i] += sum.at[i];
-          }
+            for (int from = 0; from < kParts; ++from) {
+              const auto sum = *reinterpret_cast<const Pack<float, kUnit>*>(
+                  room + s * kSetRoom + (from * row_tiles * 8 + me + n * kWarp) * kUnit);
+#pragma unroll
+              for (int i = 0; i < kUnit; ++i) total[s][n][i] += sum.at[i];
+            }
       if (again) {
         // The room is free again; no block ends that waits for this.
         __syncwarp();
         if (lane < kParts) hopper::arrive_at_block(block_address(sums_free, unsigned(lane)));
       }
-      each_result(tile, counts() ? p.rows : 0, [&](int n, int j, int row, int feature) {
-        const float low = scale[n][j] * total[n][2 * j], high = scale[n][j] * total[n][2 * j + 1];
-        if constexpr (kSwiglu) {
-          if (feature < p.outputs)
-            static_cast<bf16*>(p.y)[row * p.y_stride + feature] =
-                from_float<bf16>(silu_times<bf16>(low, high));
-        } else {
+      each_result(tile, counts() ? p.rows : 0, [&](int n, int j, int row, int first) {
 #pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const int at = feature + 8 * h;
-            if (at >= p.outputs) break;
-            const float sum = h == 0 ? low : high;
-            if (p.end == DecodeEnd::add)
-              static_cast<float*>(p.y)[row * p.y_stride + at] = old[n][j][h] + sum;
-            else
-              put_result(p, row, at, sum);
+        for (int s = 0; s < kSets; ++s) {
+          const int feature = first + s * kSetColumns;
+          const float low = scale[n][j] * total[s][n][2 * j], high = scale[n][j] * total[s][n][2 * j + 1];
+          if constexpr (kSwiglu) {
+            if (feature < p.outputs)
+              static_cast<bf16*>(p.y)[row * p.y_stride + feature] =
+                  from_float<bf16>(silu_times<bf16>(low, high));
+          } else {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              const int at = feature + 8 * h;
+              if (at >= p.outputs) break;
+              const float sum = h == 0 ? low : high;
+              if (p.end == DecodeEnd::add)
+                static_cast<float*>(p.y)[row * p.y_stride + at] = old[s][n][j][h] + sum;
+              else
+                put_result(p, row, at, sum);
+            }
           }
         }
       });

@@ -14,8 +14,7 @@ namespace sps::ops::draws {
 constexpr int kDigit = 11, kBins = 1 << kDigit, kBinsEach = kBins / kThreads;
 constexpr int kIdBits = 22, kPlaceBits = 32 + kIdBits;
 static_assert(kMostIds == int64_t{1} << kIdBits && kPlaceBits <= 5 * kDigit);
-static_assert(kBinsEach == 4);  // one vector of each half
-constexpr int kListed = 1024;   // ids that are sorted, at most
+constexpr int kListed = 1024;  // ids that are sorted, at most
 constexpr uint64_t kNoPlace = ~uint64_t{0};
 
 // Weights by the values of a digit. Between two uses lies a barrier of all who look at them.
@@ -40,9 +39,9 @@ struct Bins {
     const uint32_t upper = uint32_t(weight >> 32) + carry;
     if (upper != 0) atomicAdd(&high[bin], upper);
   }
-  // The bin at which the weights, added up from bin 0, reach the goal (1 .. all of them), given this thread's
-  // kBinsEach; what lies before it is taken from the goal.
-  __device__ int find(const uint64_t (&weights)[kBinsEach], uint64_t& goal) {
+  // The bin at which the weights, added up from bin 0, reach the goal (1 .. all of them); what lies before it
+  // is taken from the goal. A thread has up to kBinsEach, from `first` on.
+  __device__ int find(const uint64_t (&weights)[kBinsEach], int first, uint64_t& goal) {
     const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
     uint64_t own = 0;
 #pragma unroll
@@ -58,11 +57,11 @@ struct Bins {
     for (int w = 0; w < warp; ++w) sum += warp_totals[w];
     uint64_t start = sum - own;
     if (start < goal && goal <= sum) {
-      int bin = kBinsEach * int(threadIdx.x);
+      int bin = 0;
 #pragma unroll
       for (int i = 0; i < kBinsEach - 1; ++i)
-        if (goal > start + weights[i] && bin == kBinsEach * int(threadIdx.x) + i) start += weights[i], ++bin;
-      found = bin, before = start;
+        if (bin == i && goal > start + weights[i]) start += weights[i], ++bin;
+      found = first + bin, before = start;
     }
     __syncthreads();
     goal -= before;
@@ -71,27 +70,11 @@ struct Bins {
   // Of this block's bins, once all have been filled.
   __device__ int find(uint64_t& goal) {
     __syncthreads();
+    const int first = kBinsEach * int(threadIdx.x);
     uint64_t weights[kBinsEach];
 #pragma unroll
-    for (int i = 0; i < kBinsEach; ++i) {
-      const int bin = kBinsEach * int(threadIdx.x) + i;
-      weights[i] = uint64_t{high[bin]} << 32 | low[bin];
-    }
-    return find(weights, goal);
-  }
-  // This thread's bins of all blocks together, once all have been filled.
-  __device__ void of_cluster(uint64_t (&weights)[kBinsEach]) const {
-    cluster_barrier();
-    const unsigned blocks = cluster_blocks();
-#pragma unroll
-    for (int i = 0; i < kBinsEach; ++i) weights[i] = 0;
-    for (unsigned b = 0; b < blocks; ++b) {
-      const uint4 l = load_from_block(&low[kBinsEach * int(threadIdx.x)], b),
-                  h = load_from_block(&high[kBinsEach * int(threadIdx.x)], b);
-      weights[0] += uint64_t{h.x} << 32 | l.x, weights[1] += uint64_t{h.y} << 32 | l.y;
-      weights[2] += uint64_t{h.z} << 32 | l.z, weights[3] += uint64_t{h.w} << 32 | l.w;
-    }
-    cluster_barrier();
+    for (int i = 0; i < kBinsEach; ++i) weights[i] = uint64_t{high[first + i]} << 32 | low[first + i];
+    return find(weights, first, goal);
   }
 };
 
@@ -101,7 +84,10 @@ struct Workspace {
   // The first block's list, sorted by place.
   uint64_t places[kListed], weights[kListed];
   int listed;
-  uint64_t told[2][kCluster];  // numbers of all blocks, for turns
+  struct Told {
+    uint64_t a, b;
+  };
+  Told told[2][kCluster];  // by all blocks, for turns
 };
 
 // A candidate's place: by size, equal ones by id, the largest first.
@@ -145,21 +131,55 @@ struct Search {
     });
   }
 
-  // A number of every block, in every block, by rank.
-  __device__ const uint64_t* tell(uint64_t x) {
-    uint64_t* const all = shared.told[turn];
+  // Two numbers of every block, in every block, by rank.
+  __device__ const Workspace::Told* tell(uint64_t a, uint64_t b = 0) {
+    Workspace::Told* const all = shared.told[turn];
     turn ^= 1;
-    if (threadIdx.x < cluster_blocks()) store_to_block(&all[cluster_rank()], threadIdx.x, x);
+    if (threadIdx.x < cluster_blocks()) {
+      store_to_block(&all[cluster_rank()].a, threadIdx.x, a);
+      store_to_block(&all[cluster_rank()].b, threadIdx.x, b);
+    }
     cluster_barrier();
     return all;
+  }
+  // Bins::find of all blocks' bins together, once all have been filled: each block adds up a part of them.
+  __device__ int find_in_cluster(uint64_t& goal) {
+    const int blocks = int(cluster_blocks()), rank = int(cluster_rank()), here = kBins / blocks,
+              each = max(here / kThreads, 1), first = each * int(threadIdx.x);
+    cluster_barrier();
+    uint64_t weights[kBinsEach] = {};
+#pragma unroll
+    for (int i = 0; i < kBinsEach; ++i) {
+      if (i >= each || first >= here) break;
+      const int bin = rank * here + first + i;
+#pragma unroll
+      for (unsigned b = 0; b < kCluster; ++b)
+        if (int(b) < blocks) weights[i] += uint64_t{load_from_block(&shared.bins.high[bin], b)} << 32;
+#pragma unroll
+      for (unsigned b = 0; b < kCluster; ++b)
+        if (int(b) < blocks) weights[i] += load_from_block(&shared.bins.low[bin], b);
+    }
+    uint64_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kBinsEach; ++i) sum += weights[i];
+    const Workspace::Told* const parts = tell(block_total(sum));
+    uint64_t before = 0;
+    int owner = 0;
+    for (; owner < blocks - 1 && before + parts[owner].a < goal; ++owner) before += parts[owner].a;
+    goal -= before;
+    uint64_t left = goal;
+    const int bin = rank == owner ? rank * here + shared.bins.find(weights, first, left) : 0;
+    const Workspace::Told& found = tell(uint64_t(bin), left)[owner];
+    goal = found.b;
+    return int(found.a);
   }
   template <class Weigh>
   __device__ uint64_t total(Weigh&& weigh) {
     uint64_t sum = 0;
     visit([&](int, float value) { sum += weigh(value); });
-    const uint64_t* const all = tell(block_total(sum));
+    const Workspace::Told* const all = tell(block_total(sum));
     sum = 0;
-    for (unsigned b = 0; b < cluster_blocks(); ++b) sum += all[b];
+    for (unsigned b = 0; b < cluster_blocks(); ++b) sum += all[b].a;
     return sum;
   }
   // The goal of top_p, of so much in all.
@@ -176,9 +196,7 @@ struct Search {
   __device__ int near(uint64_t& goal, Weigh&& weigh) {
     shared.bins.clear();
     visit([&](int, float value) { shared.bins.add(distance(value), weigh(value)); });
-    uint64_t weights[kBinsEach];
-    shared.bins.of_cluster(weights);
-    return shared.bins.find(weights, goal);
+    return find_in_cluster(goal);
   }
   // Their place there.
   template <class Weigh>
@@ -192,9 +210,7 @@ struct Search {
         if (distance(value) == at && place >> (shift + kDigit) == found)
           shared.bins.add(int(place >> shift) & (kBins - 1), weigh(value));
       });
-      uint64_t weights[kBinsEach];
-      shared.bins.of_cluster(weights);
-      found = found << kDigit | unsigned(shared.bins.find(weights, goal));
+      found = found << kDigit | unsigned(find_in_cluster(goal));
     }
     return found;
   }
@@ -204,11 +220,11 @@ struct Search {
     uint32_t own = 0;
     visit([&](int, float value) { own += distance(value) <= furthest ? 1 : 0; });
     if (threadIdx.x == 0) shared.listed = 0;
-    const uint64_t* const counts = tell(block_total(own));
+    const Workspace::Told* const counts = tell(block_total(own));
     uint64_t before = 0, all = 0;
     for (unsigned b = 0; b < cluster_blocks(); ++b) {
-      if (b < cluster_rank()) before += counts[b];
-      all += counts[b];
+      if (b < cluster_rank()) before += counts[b].a;
+      all += counts[b].a;
     }
     if (all > kListed) return false;
     visit([&](int id, float value) {
@@ -279,11 +295,11 @@ struct Search {
       bins.add((id - begin) / piece, w), sum += w;
     });
     const uint64_t own = block_total(sum);
-    const uint64_t* const sums = tell(own);
+    const Workspace::Told* const sums = tell(own);
     uint64_t before = 0, all = 0;
     for (unsigned b = 0; b < cluster_blocks(); ++b) {
-      if (b < cluster_rank()) before += sums[b];
-      all += sums[b];
+      if (b < cluster_rank()) before += sums[b].a;
+      all += sums[b].a;
     }
     uint64_t goal = goal_of_draw(all);
     if (goal <= before || goal > before + own) return -1;
